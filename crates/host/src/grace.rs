@@ -17,7 +17,10 @@ impl RcuHead {
     /// A head that waits for nothing.
     #[must_use]
     pub const fn new() -> Self {
-        Self { next: core::ptr::null_mut(), call: None }
+        Self {
+            next: core::ptr::null_mut(),
+            call: None,
+        }
     }
 }
 
@@ -47,7 +50,7 @@ pub trait Grace {
     unsafe fn defer(&self, head: NonNull<RcuHead>, call: unsafe fn(NonNull<RcuHead>));
 
     /// Runs deferred calls whose grace period has passed and returns how many. Never waits. Called
-    /// with no locks held.
+    /// with no locks held; inside a deferred call it returns 0.
     fn poll(&self) -> usize;
 
     /// Waits until every read-side section that exists now has ended, then runs what was deferred before.

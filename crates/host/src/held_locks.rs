@@ -3,10 +3,7 @@
 //! A host that checks keeps one [`HeldLocks`] per context (simulated CPU, thread) and tells it
 //! of each lock taken and released.
 
-use crate::lock::{LockClass, Rank};
-
-/// How deep locks may nest before the checker calls it a violation of its own.
-pub const MAX_DEPTH: usize = 256;
+use crate::lock::{LockClass, Rank, classes};
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -27,30 +24,41 @@ pub struct OrderViolation {
 
 impl core::fmt::Display for OrderViolation {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "lock order: {} taken while holding {}", self.wanted, self.held)
+        write!(
+            f,
+            "lock order: {} taken while holding {}",
+            self.wanted, self.held
+        )
     }
 }
 
 impl core::error::Error for OrderViolation {}
 
-/// The locks that one context holds.
+/// The locks that one context holds, at most `N`.
 #[derive(Debug)]
-pub struct HeldLocks {
-    held: [Held; MAX_DEPTH],
+pub struct HeldLocks<const N: usize = 32> {
+    held: [Held; N],
     depth: usize,
 }
 
-impl Default for HeldLocks {
+impl<const N: usize> Default for HeldLocks<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl HeldLocks {
+impl<const N: usize> HeldLocks<N> {
     /// A context without locks.
     #[must_use]
     pub const fn new() -> Self {
-        Self { held: [Held { address: 0, rank: Rank(0), name: "" }; MAX_DEPTH], depth: 0 }
+        Self {
+            held: [Held {
+                address: 0,
+                rank: Rank(0),
+                name: "",
+            }; N],
+            depth: 0,
+        }
     }
 
     /// How many locks are held.
@@ -59,26 +67,41 @@ impl HeldLocks {
         self.depth
     }
 
-    /// Notes that the lock at `address` is to be taken. A lock taken by *trying* may be out of order
-    /// (`tried`), since it can not wait.
+    /// Notes that the lock at `address` is to be taken, or was taken by trying (`tried`), which may be
+    /// out of order, since it can not wait. The holder of the fork gate may take several of a class.
     ///
     /// # Errors
-    /// Says which held lock forbids it; the lock is noted all the same.
-    pub fn acquire<C: LockClass>(&mut self, address: usize, tried: bool) -> Result<(), OrderViolation> {
+    /// Says which held lock forbids it; the lock is noted all the same, unless there are too many.
+    pub fn acquire<C: LockClass>(
+        &mut self,
+        address: usize,
+        tried: bool,
+    ) -> Result<(), OrderViolation> {
         let mut result = Ok(());
+        let gate = self.held[..self.depth]
+            .iter()
+            .any(|h| h.rank == classes::Fork::RANK);
         for held in &self.held[..self.depth] {
             let wrong = held.address == address
-                || (!tried
-                    && (held.rank > C::RANK
-                        || (held.rank == C::RANK && !(C::NESTS && held.address < address))));
+                || (!tried && (held.rank > C::RANK || (held.rank == C::RANK && !gate)));
             if wrong {
-                result = Err(OrderViolation { wanted: C::NAME, held: held.name });
+                result = Err(OrderViolation {
+                    wanted: C::NAME,
+                    held: held.name,
+                });
             }
         }
-        if self.depth == MAX_DEPTH {
-            return Err(OrderViolation { wanted: C::NAME, held: "too many locks" });
+        if self.depth == N {
+            return Err(OrderViolation {
+                wanted: C::NAME,
+                held: "too many locks",
+            });
         }
-        self.held[self.depth] = Held { address, rank: C::RANK, name: C::NAME };
+        self.held[self.depth] = Held {
+            address,
+            rank: C::RANK,
+            name: C::NAME,
+        };
         self.depth += 1;
         result
     }
@@ -88,8 +111,14 @@ impl HeldLocks {
     /// # Errors
     /// If it was not held.
     pub fn release<C: LockClass>(&mut self, address: usize) -> Result<(), OrderViolation> {
-        let Some(at) = self.held[..self.depth].iter().rposition(|h| h.address == address) else {
-            return Err(OrderViolation { wanted: C::NAME, held: C::NAME });
+        let Some(at) = self.held[..self.depth]
+            .iter()
+            .rposition(|h| h.address == address)
+        else {
+            return Err(OrderViolation {
+                wanted: C::NAME,
+                held: C::NAME,
+            });
         };
         self.held.copy_within(at + 1..self.depth, at);
         self.depth -= 1;
@@ -100,11 +129,11 @@ impl HeldLocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::classes::{CacheList, SlabNode, Zone};
+    use crate::classes::{CacheList, Fork, SlabNode, Zone};
 
     #[test]
     fn ascending_ranks_are_in_order() {
-        let mut held = HeldLocks::new();
+        let mut held = HeldLocks::<8>::new();
         held.acquire::<CacheList>(1, false).unwrap();
         held.acquire::<SlabNode>(2, false).unwrap();
         held.acquire::<Zone>(3, false).unwrap();
@@ -116,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_lower_rank_is_refused_unless_it_was_tried() {
-        let mut held = HeldLocks::new();
+        let mut held = HeldLocks::<8>::new();
         held.acquire::<Zone>(1, false).unwrap();
         let wrong = held.acquire::<SlabNode>(2, false).unwrap_err();
         assert_eq!((wrong.wanted, wrong.held), ("slab_node", "zone"));
@@ -125,21 +154,32 @@ mod tests {
     }
 
     #[test]
-    fn a_nesting_class_is_taken_in_order_of_address() {
-        let mut held = HeldLocks::new();
+    fn two_of_a_class_are_held_only_behind_the_fork_gate() {
+        let mut held = HeldLocks::<8>::new();
         held.acquire::<SlabNode>(10, false).unwrap();
+        assert!(held.acquire::<SlabNode>(20, false).is_err());
+        let mut held = HeldLocks::<8>::new();
+        held.acquire::<Fork>(1, false).unwrap();
         held.acquire::<SlabNode>(20, false).unwrap();
-        assert!(held.acquire::<SlabNode>(15, false).is_err());
-        let mut held = HeldLocks::new();
-        held.acquire::<CacheList>(10, false).unwrap();
-        assert!(held.acquire::<CacheList>(20, false).is_err());
+        held.acquire::<SlabNode>(10, false).unwrap();
+        assert!(held.acquire::<CacheList>(30, false).is_err());
     }
 
     #[test]
     fn a_lock_is_not_taken_twice_nor_released_unheld() {
-        let mut held = HeldLocks::new();
+        let mut held = HeldLocks::<8>::new();
         held.acquire::<SlabNode>(10, false).unwrap();
         assert!(held.acquire::<SlabNode>(10, true).is_err());
-        assert!(HeldLocks::new().release::<Zone>(5).is_err());
+        assert!(HeldLocks::<8>::new().release::<Zone>(5).is_err());
+    }
+
+    #[test]
+    fn too_many_locks_are_a_violation() {
+        let mut held = HeldLocks::<1>::new();
+        held.acquire::<CacheList>(10, false).unwrap();
+        assert_eq!(
+            held.acquire::<Zone>(20, false).unwrap_err().held,
+            "too many locks"
+        );
     }
 }

@@ -5,8 +5,9 @@
 //!   slab   frames                      ask through &H where H: Host
 //!     │       │
 //!     ▼       ▼
-//!   Host = PhysMem + Backing + Cpus + Clock + Entropy + Log + Backtrace
-//!          + Count + Grace + Lock<C> + Arrays (CpuCache)
+//!   Machine = PageMap + Backing + Cpus + Clock + Entropy + Log + Backtrace
+//!             + Count + Grace + Lock<C>
+//!   Host    = Machine + PhysMem + arrays (CpuCache)
 //!     ▲         ▲          ▲           ▲
 //!   process   seeded     kernel      pager …          answer
 //! ```
@@ -29,53 +30,68 @@ mod memory;
 mod services;
 
 pub use counters::{Count, Event};
-pub use cpu_cache::{ArrayParams, CpuCache};
+pub use cpu_cache::{ArrayParams, CpuCache, Push};
 pub use cpus::Cpus;
 pub use grace::{Grace, RcuHead};
 pub use lock::{LockClass, Mutex, MutexGuard, Rank, classes};
-pub use memory::{Backing, MemRange, META_BYTES, PhysMem};
+pub use memory::{Backing, META_BYTES, MemRange, PageMap, PhysMem};
 pub use services::{Backtrace, Clock, Entropy, Level, Log};
 
-/// A machine that Flagstone's layers can run on.
-pub trait Host:
-    Copy + Send + Sync + PhysMem + Backing + Cpus + Clock + Entropy + Log + Backtrace + Count + Grace
+use core::ptr::NonNull;
+use flagstone_types::{AllocError, CpuId};
+
+/// What every layer may ask of a machine, page arrays apart: also what a pager has, whose pages
+/// have no constant address.
+pub trait Machine:
+    Copy + Send + Sync + PageMap + Backing + Cpus + Clock + Entropy + Log + Backtrace + Count + Grace
 {
     /// A raw lock of class `C`. Constructible in a constant; finds its machine
-    /// by itself. Taking it also keeps interrupts of this CPU from entering the
-    /// same layer, where the host has interrupts.
-    type Lock<C: LockClass>: lock_api::RawMutex;
+    /// by itself; does not move while the machine runs. Where the class says so, taking it also keeps
+    /// interrupts of this CPU from entering the same layer.
+    type Lock<C: LockClass>: lock_api::RawMutex<GuardMarker = lock_api::GuardNoSend>;
+}
 
+/// A machine that `frames` and `slab` can run on: its frames have a constant address, and it
+/// has per-CPU arrays.
+pub trait Host: Machine + PhysMem {
     /// A per-CPU stack of object pointers.
     type Array: CpuCache;
 
-    /// Proof that no CPU is inside a section of any [`CpuCache`] of this host,
-    /// and none will enter one that succeeds until the proof is dropped.
-    type Stopped<'a>
-    where
-        Self: 'a;
+    /// Proof that sections of [`CpuCache`]s of this host are stopped (A5).
+    type Stopped;
 
-    /// Makes an array of `params.capacity` slots on each possible CPU.
+    /// Makes an array of `params.capacity` slots on each possible CPU; every CPU's limit is 0. May
+    /// ask for pages: called with no lock of the core held (A11).
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`](flagstone_types::AllocError) if the host has
-    /// no room for it.
-    fn new_array(&self, params: ArrayParams) -> Result<Self::Array, flagstone_types::AllocError>;
+    /// [`AllocError::OutOfMemory`] if the host has no room for it, [`AllocError::Exists`] if
+    /// no tag is left, [`AllocError::TooLarge`] if the capacity is more than the host can have.
+    fn new_array(&self, params: ArrayParams) -> Result<Self::Array, AllocError>;
 
-    /// Makes every array of this host refuse to pop and push, and waits until
-    /// no CPU is inside a section that began before.
+    /// Makes every array of this host refuse to pop and push, and waits until no CPU is inside a section
+    /// that began before (A5). May wait for other CPUs: see A8 for where it may be called.
     ///
     /// `None` if this host can not do that (for instance because a process
-    /// lost the right to call `membarrier`); arrays are then drained by the CPUs
+    /// lost the right to call `membarrier`); nothing is stopped then, and arrays are drained by the CPUs
     /// that own them only.
-    fn stop_arrays(&self) -> Option<Self::Stopped<'_>>;
+    fn stop_arrays(&self) -> Option<Self::Stopped>;
 
-    /// Takes every pointer out of `cpu`'s stack of `array`, in pieces, bottom
-    /// first. The stack is empty afterwards.
+    /// Takes every pointer out of `cpu`'s stack of `array`, in pieces. Claims the stack with one atomic
+    /// exchange, so that drains at the same time get disjoint pointers (A9). `take` runs with no lock of the host held.
     fn drain(
         &self,
-        stopped: &Self::Stopped<'_>,
+        stopped: &Self::Stopped,
         array: &Self::Array,
-        cpu: flagstone_types::CpuId,
-        take: &mut dyn FnMut(&[core::ptr::NonNull<u8>]),
+        cpu: CpuId,
+        take: &mut dyn FnMut(&[NonNull<u8>]),
+    );
+
+    /// As [`Host::drain`], for an array that nobody else can reach: `&mut` proves that no section runs on it. Works
+    /// where arrays can not be stopped.
+    fn drain_unshared(
+        &self,
+        array: &mut Self::Array,
+        cpu: CpuId,
+        take: &mut dyn FnMut(&[NonNull<u8>]),
     );
 }

@@ -1,9 +1,9 @@
 //! Lock classes and their order.
 //!
 //! Every lock of the core belongs to a class, and a class has a [`Rank`]. A context may take a
-//! lock only if its rank is higher than those of all locks it holds; a class that says so may be taken
-//! several times, in ascending order of address (the nodes of one cache when it is destroyed, all
-//! of them at a fork). `MODEL.md` has the list with reasons; [`classes`] is the list.
+//! lock only if its rank is higher than those of all locks it holds. Several locks of one class are held only by
+//! a fork, which holds the [`classes::Fork`] gate, in any order: nobody else ever holds two, so no cycle can form.
+//! `MODEL.md` has the list with reasons; [`classes`] is the list.
 
 use core::fmt::Debug;
 
@@ -17,21 +17,21 @@ pub trait LockClass: Debug + Send + Sync + 'static {
     const NAME: &'static str;
     /// Its place in the order.
     const RANK: Rank;
-    /// Whether one context may hold several of this class.
-    const NESTS: bool = false;
+    /// Whether it is also taken in interrupts: a host that has them then blocks them while it is held. Else the holder may sleep.
+    const IN_INTERRUPT: bool = true;
 }
 
 /// A mutex of class `C` on host `H`.
-pub type Mutex<H, C, T> = lock_api::Mutex<<H as crate::Host>::Lock<C>, T>;
+pub type Mutex<H, C, T> = lock_api::Mutex<<H as crate::Machine>::Lock<C>, T>;
 /// The guard of a [`Mutex`].
-pub type MutexGuard<'a, H, C, T> = lock_api::MutexGuard<'a, <H as crate::Host>::Lock<C>, T>;
+pub type MutexGuard<'a, H, C, T> = lock_api::MutexGuard<'a, <H as crate::Machine>::Lock<C>, T>;
 
 /// The lock classes of the core, lowest rank (outermost) first.
 pub mod classes {
     use super::{LockClass, Rank};
 
     macro_rules! classes {
-        ($($(#[$doc:meta])* $name:ident = $rank:literal, $text:literal $(, $nests:ident)?;)*) => {
+        ($($(#[$doc:meta])* $name:ident = $rank:literal, $text:literal, $interrupt:literal;)*) => {
             $(
                 $(#[$doc])*
                 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub mod classes {
                 impl LockClass for $name {
                     const NAME: &'static str = $text;
                     const RANK: Rank = Rank($rank);
-                    $(const NESTS: bool = { let $nests = true; $nests };)?
+                    const IN_INTERRUPT: bool = $interrupt;
                 }
             )*
             /// Every class: name and rank, outermost first.
@@ -48,20 +48,22 @@ pub mod classes {
     }
 
     classes! {
-        /// The list of caches; held to create, destroy, reap and list them.
-        CacheList = 10, "cache_list";
+        /// The gate of a fork: its holder takes every other lock, several of a class.
+        Fork = 5, "fork", false;
+        /// The list of caches; held to list, link and unlink them, and to reap.
+        CacheList = 10, "cache_list", false;
         /// The growth of the memory that a host has committed.
-        Growth = 20, "growth";
+        Growth = 20, "growth", false;
         /// An alien cache: objects of one remote node waiting to go home.
-        Alien = 30, "alien", nests;
+        Alien = 30, "alien", true;
         /// The slab lists and the shared array of one node of one cache.
-        SlabNode = 40, "slab_node", nests;
+        SlabNode = 40, "slab_node", true;
         /// A per-CPU list of free pages.
-        PageList = 60, "page_list", nests;
+        PageList = 60, "page_list", true;
         /// The buddy lists of a zone.
-        Zone = 70, "zone", nests;
+        Zone = 70, "zone", true;
         /// The host's own bookkeeping: ranges, arrays, deferred calls.
-        HostInner = 90, "host_inner", nests;
+        HostInner = 90, "host_inner", true;
     }
 }
 

@@ -18,17 +18,15 @@ pub struct MemRange {
     pub zone: Zone,
 }
 
-/// Page frames and the direct map.
+/// Page frames and their metadata.
 ///
 /// # Safety
 /// An implementation promises (clauses of `MODEL.md`):
-/// - **M1** [`PhysMem::frame_ptr`] is injective, constant, and linear within every aligned block of the
-///   largest order; frame 0 of the result is aligned to the page size;
-/// - **M2** [`PhysMem::meta`] answers for every frame of every largest-order block that holds any
+/// - **M2** [`PageMap::meta`] answers for every frame of every largest-order block that holds any
 ///   memory, always with the same address, linear within that block, 64-byte aligned, zeroed when it first answers;
-/// - **M3** [`PhysMem::boot_alloc`] returns zeroed memory that nobody else uses, for ever;
-/// - **M4** [`PhysMem::pfn_of`] is the inverse of `frame_ptr` for any address within the frame.
-pub unsafe trait PhysMem {
+/// - **M3** [`PageMap::boot_alloc`] returns zeroed memory that nobody else uses, for ever;
+/// - **M8** a largest-order block never mixes nodes or zones.
+pub unsafe trait PageMap {
     /// A page frame has `2^PAGE_SHIFT` bytes: 12, 14 or 16.
     const PAGE_SHIFT: u32;
     /// A page frame in bytes.
@@ -36,14 +34,11 @@ pub unsafe trait PhysMem {
     /// The largest order of the buddy lists (Linux: 10).
     const MAX_ORDER: u32 = 10;
 
-    /// Where the frame is mapped. Meaningful for frames that [`PhysMem::meta`] answers for.
-    fn frame_ptr(&self, pfn: Pfn) -> NonNull<u8>;
-
-    /// The frame that `address` lies in, `None` if it is outside the direct map of managed memory.
-    fn pfn_of(&self, address: usize) -> Option<Pfn>;
-
     /// The 64 bytes of metadata of a frame, `None` where no memory can be.
     fn meta(&self, pfn: Pfn) -> Option<NonNull<u8>>;
+
+    /// The node of a frame that [`PageMap::meta`] answers for; constant, by arithmetic.
+    fn nid(&self, pfn: Pfn) -> Nid;
 
     /// The memory that is there at start, in pieces, each within one zone of one node.
     fn boot_ranges(&self, each: &mut dyn FnMut(MemRange));
@@ -54,9 +49,25 @@ pub unsafe trait PhysMem {
     /// # Errors
     /// [`AllocError::OutOfMemory`] if there is none.
     fn boot_alloc(&self, layout: Layout) -> Result<NonNull<u8>, AllocError>;
+}
 
-    /// Notes that objects in `frames` belong to the array with this tag (0: to none), where a host finds
-    /// an object's array by a map. A host without such a map does nothing.
+/// The direct map: frames that have a constant address.
+///
+/// # Safety
+/// An implementation promises (clauses of `MODEL.md`):
+/// - **M1** [`PhysMem::frame_ptr`] is injective, constant, page-aligned, and linear with one provenance over any run of
+///   frames of one zone for which `meta` answers;
+/// - **M4** [`PhysMem::pfn_of`] is the inverse of `frame_ptr` for any address within the frame.
+pub unsafe trait PhysMem: PageMap {
+    /// Where the frame is mapped. Meaningful for frames that [`PageMap::meta`] answers for.
+    fn frame_ptr(&self, pfn: Pfn) -> NonNull<u8>;
+
+    /// The frame that `address` lies in, `None` if it is outside the direct map of managed memory.
+    fn pfn_of(&self, address: usize) -> Option<Pfn>;
+
+    /// Notes that objects in `frames` belong to the array with this tag (0: to none; their objects never
+    /// enter an array), where a host finds an object's array by a map. A host without such a map does nothing. May run
+    /// beside a free, which sees the old tag or the new one (A12).
     fn tag(&self, frames: PfnRange, tag: u16) {
         let _ = (frames, tag);
     }
@@ -70,7 +81,7 @@ pub trait Backing {
     /// Whether [`Backing::release`] does anything.
     const CAN_RELEASE: bool = false;
 
-    /// Makes frames readable and writable. Frames are committed once, before
+    /// Makes frames readable and writable, and the metadata of every largest-order block they are in. Frames are committed once, before
     /// they are added to a zone; committing them again is harmless.
     ///
     /// # Errors
@@ -81,7 +92,8 @@ pub trait Backing {
     }
 
     /// Gives the memory behind free frames back. They stay usable and read as
-    /// zero from now on. `false` if the owner did not take it: contents are as before.
+    /// zero from now on. `false` if the owner did not take (all of) it: each page then is as before or reads as zero,
+    /// and all still count as touched (M6).
     fn release(&self, frames: PfnRange) -> bool {
         let _ = frames;
         false

@@ -198,7 +198,10 @@ mod tests {
     #[test]
     fn names_are_printed_largest_set_first() {
         assert_eq!(Gfp::KERNEL.to_string(), "GFP_KERNEL");
-        assert_eq!((Gfp::KERNEL | Gfp::ZERO).to_string(), "GFP_KERNEL|__GFP_ZERO");
+        assert_eq!(
+            (Gfp::KERNEL | Gfp::ZERO).to_string(),
+            "GFP_KERNEL|__GFP_ZERO"
+        );
         assert_eq!(Gfp::HIGHMEM.to_string(), "__GFP_HIGHMEM");
         assert_eq!(Gfp::empty().to_string(), "0");
         assert_eq!(Gfp::from_bits_retain(0x8000_0000).to_string(), "0x80000000");
@@ -215,6 +218,9 @@ mod tests {
         assert_eq!(Gfp::KERNEL.zone(), Zone::Normal);
         assert_eq!((Gfp::KERNEL | Gfp::DMA).zone(), Zone::Dma);
         assert_eq!(Gfp::HIGHUSER_MOVABLE.zone(), Zone::Movable);
-        assert_eq!((Gfp::KERNEL | Gfp::RECLAIMABLE).migrate_type(), MigrateType::Reclaimable);
+        assert_eq!(
+            (Gfp::KERNEL | Gfp::RECLAIMABLE).migrate_type(),
+            MigrateType::Reclaimable
+        );
     }
 }

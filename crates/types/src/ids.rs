@@ -58,7 +58,13 @@ pub enum Zone {
 
 impl Zone {
     /// Every zone in the order of [`Zone::index`].
-    pub const ALL: [Self; 5] = [Self::Dma, Self::Dma32, Self::Normal, Self::Movable, Self::Device];
+    pub const ALL: [Self; 5] = [
+        Self::Dma,
+        Self::Dma32,
+        Self::Normal,
+        Self::Movable,
+        Self::Device,
+    ];
     /// How many zones there are.
     pub const COUNT: usize = Self::ALL.len();
 
@@ -100,8 +106,13 @@ pub enum MigrateType {
 
 impl MigrateType {
     /// Every type in the order of [`MigrateType::index`].
-    pub const ALL: [Self; 5] =
-        [Self::Unmovable, Self::Movable, Self::Reclaimable, Self::HighAtomic, Self::Isolate];
+    pub const ALL: [Self; 5] = [
+        Self::Unmovable,
+        Self::Movable,
+        Self::Reclaimable,
+        Self::HighAtomic,
+        Self::Isolate,
+    ];
     /// How many types there are.
     pub const COUNT: usize = Self::ALL.len();
 

@@ -98,7 +98,11 @@ impl Order {
     /// `2^order` pages, if that number fits in an address.
     #[must_use]
     pub const fn new(order: u32) -> Option<Self> {
-        if order < usize::BITS { Some(Self(order as u8)) } else { None }
+        if order < usize::BITS {
+            Some(Self(order as u8))
+        } else {
+            None
+        }
     }
 
     /// The smallest order with at least `pages` pages (at least one), if there is one.
