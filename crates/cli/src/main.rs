@@ -1,1 +1,52 @@
-fn main() {}
+//! The command `flagstone`.
+//!
+//! ```text
+//!   run        sets LD_PRELOAD to the shared library that this binary carries, and becomes PROGRAM
+//!   slabinfo   shows the object caches of a process or of a saved report
+//!   bench      measures Flagstone beside its rivals
+//!   library, completions, man
+//! ```
+//!
+//! Exit status: what PROGRAM returns; 127 if there is no such program; 126 if it can not be
+//! executed or preloading can not apply to it; 125 if `run` itself fails; 1 for every other
+//! failure; 2 for a wrong command line.
+
+mod args;
+mod bench;
+mod library;
+mod manuals;
+mod program;
+mod run;
+mod slabinfo;
+mod stats_file;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(options) => return run::run(&options),
+        Command::Slabinfo(options) => slabinfo::slabinfo(&options),
+        Command::Bench { experiment } => bench::bench(&experiment),
+        Command::BenchWorker { work } => bench::worker::work(&work),
+        Command::Library => library::print_path(),
+        Command::Completions { shell } => manuals::completions(shell),
+        Command::Man { folder } => manuals::manual_pages(folder.as_deref()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of a pipe may stop reading; that is no failure of ours.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flagstone: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,145 @@
+//! The command line, as clap reads it. Help texts, completions and manual pages come from here.
+
+use crate::bench::worker::Work;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// A memory manager in the Linux tradition, under any program.
+#[derive(Debug, Parser)]
+#[command(name = "flagstone", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(RunOptions),
+    Slabinfo(SlabinfoOptions),
+    /// Measure Flagstone beside its rivals, interleaved, in one run
+    Bench {
+        #[command(subcommand)]
+        experiment: Experiment,
+    },
+    /// One contestant's part of a benchmark; started by `bench`
+    #[command(hide = true)]
+    BenchWorker {
+        work: Work,
+    },
+    /// Unpack the shared library and print its path, for use in LD_PRELOAD by hand
+    Library,
+    /// Print shell completions
+    Completions {
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all of them into a folder
+    Man {
+        /// Where to write one file for each command
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: Option<PathBuf>,
+    },
+}
+
+/// Run a program with its heap on Flagstone's object caches.
+///
+/// The program becomes this process: its exit status and signals are its own. LD_PRELOAD and the
+/// settings are inherited by the programs that it starts.
+///
+/// Exit status: 127 if there is no such program; 126 if it can not be executed, or if preloading
+/// can not apply to it (static, set-user-ID, set-group-ID or with file capabilities, another
+/// architecture or C library, neither ELF nor script); 125 if flagstone itself fails.
+#[derive(Args, Debug)]
+pub(crate) struct RunOptions {
+    /// Report at exit where the memory went: as text or JSON on standard error, or into FILE (as
+    /// JSON if its name ends in .json; %p in the name becomes the process id)
+    #[arg(long, value_name = "FILE|json", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    pub(crate) stats: Option<OsString>,
+
+    /// Set a variable in the program's environment; may be repeated
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(crate) variables: Vec<OsString>,
+
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_names = ["PROGRAM", "ARGUMENT"],
+        value_hint = ValueHint::CommandWithArguments
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Show the object caches of a process, or of a saved report.
+#[derive(Args, Debug)]
+pub(crate) struct SlabinfoOptions {
+    /// A process id, or a file: a report written by --json, or /proc/slabinfo
+    #[arg(value_name = "PID|FILE")]
+    pub(crate) source: OsString,
+
+    /// Count the caches of each layout of the free-object index instead
+    #[arg(long)]
+    pub(crate) layouts: bool,
+
+    /// Order of the caches
+    #[arg(long, value_name = "KEY", value_enum, default_value_t = SortKey::Created)]
+    pub(crate) sort: SortKey,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to sort caches by. All but `name` and `created` begin with the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortKey {
+    /// As the caches were created
+    Created,
+    /// By name
+    Name,
+    /// By size of one object
+    Size,
+    /// By objects in use
+    Active,
+    /// By objects, used and free
+    Total,
+    /// By bytes in slabs
+    Bytes,
+    /// By bytes in slabs that no object in use needs
+    Free,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Experiment {
+    /// malloc and free alone: pairs, 10,000 then 10,000, between threads
+    Fastpath(Plan),
+    /// All CPUs at once: N allocations each, then N frees each
+    Contention(Plan),
+    /// Real programs whole: time and peak resident memory
+    Programs(Plan),
+}
+
+/// What every experiment can be told.
+#[derive(Args, Debug)]
+pub(crate) struct Plan {
+    /// Repetitions; in each of them every contestant has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+
+    /// Write every sample to FILE as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Measure only this part of the experiment; may be repeated
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Vec<String>,
+
+    /// Another contestant: a shared library that provides malloc; may be repeated
+    #[arg(long = "rival", value_name = "NAME=LIBRARY")]
+    pub(crate) rivals: Vec<String>,
+
+    /// Leave a contestant out; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) without: Vec<String>,
+}
