@@ -114,6 +114,7 @@ impl State {
     pub(crate) const COMPOUND: u32 = 1 << 18;
 
     const MAX_DISTANCE: usize = (1 << 24) - 1;
+    const MAX_ORDER: u32 = 31;
 
     pub(crate) const fn new(kind: PageKind, order: u32, migrate: MigrateType, flags: u32) -> Self {
         Self(kind as u32 | order << 8 | (migrate as u32) << 13 | flags)
@@ -294,8 +295,12 @@ impl Page {
         self.word(6).load(Ordering::Relaxed) as usize
     }
 
-    pub(crate) fn set_run_pages(&self, pages: usize) {
+    /// Makes the frame, which is the head of a block or run, the head of a run of `pages`. Kind and type stay.
+    pub(crate) fn make_run(&self, pages: usize) {
         self.word(6).store(pages as u64, Ordering::Relaxed);
+        let covering = pages.next_power_of_two().ilog2().min(State::MAX_ORDER);
+        let old = self.state();
+        self.set_state(State::new(old.kind(), covering, old.migrate(), State::RUN));
     }
 }
 
