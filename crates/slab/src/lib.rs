@@ -1,1 +1,42 @@
-//! Page frames.
+//! Object caches in the SLAB tradition: per-CPU arrays whose allocation and free take no lock, a shared
+//! array and slab lists per node, alien caches for objects of other nodes.
+//!
+//! ```text
+//!   alloc ──► per-CPU array ──► shared array ──► partial / free slabs ──► page frames
+//!               (no lock)         (node's lock)     (node's lock)          (no lock held)
+//!   free  ──► per-CPU array ──► shared array ──► partial / full slabs ──► page frames
+//!         └─► alien cache of another node ──► that node
+//! ```
+//!
+//! `MODEL.md` has the state and the invariants. The fast path is [`Caches::alloc`] and [`Caches::free`]
+//! over the host's [`CpuCache`](flagstone_host::CpuCache); everything else is a slow path of its own.
+#![no_std]
+
+mod alien;
+mod alloc;
+mod cache;
+mod caches;
+mod drain;
+mod free;
+mod grow;
+mod info;
+mod kmalloc;
+pub mod layout;
+mod lists;
+mod node;
+mod object_cache;
+mod oom;
+mod placement;
+mod random;
+mod record;
+mod tuning;
+
+pub use cache::{Cache, CacheFlags, Constructor, UserCopy};
+pub use caches::{Busy, CacheHandle, CacheParams, Caches};
+pub use drain::Reaped;
+pub use info::SlabInfo;
+pub use kmalloc::{KERNEL_CLASSES, KmallocClass};
+pub use object_cache::{CacheBox, ObjectCache};
+pub use oom::{NodeUse, OutOfMemory, UnexpectedGfp};
+pub use placement::{NodeMask, Placement};
+pub use tuning::{ArrayTuning, BadFree, Improvements, LayoutPolicy, Policy};

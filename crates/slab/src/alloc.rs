@@ -1,0 +1,337 @@
+//! Allocation: the fast path, and what happens when a CPU's array is empty.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use flagstone_host::{CpuCache, Event, Host};
+use flagstone_types::{AllocError, CpuId, Gfp, Nid};
+
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::node::{Node, Strays};
+
+/// Objects that move through the stack at once between slabs and an array.
+pub(crate) const CHUNK: usize = Strays::MOST;
+
+impl<H: Host> Cache<H> {
+    /// The limit of a CPU's array, after giving it its first one if the cache has arrays at all.
+    pub(crate) fn ready_limit(&self, cpu: CpuId) -> u32 {
+        let limit = self.array.limit(cpu);
+        if limit != 0 {
+            return limit;
+        }
+        let first = self.limit.load(Ordering::Relaxed);
+        if first != 0 {
+            self.array.set_limit(cpu, first);
+        }
+        first
+    }
+
+    /// How many objects to move between an array with this limit and the node.
+    pub(crate) fn batch_for(&self, limit: u32, adaptive: bool) -> usize {
+        if adaptive {
+            (limit / 2).max(limit.min(1)) as usize
+        } else {
+            self.batch().min(limit) as usize
+        }
+    }
+}
+
+impl<H: Host> Caches<H> {
+    /// An object of `cache`, zeroed if the flags say so.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`].
+    #[inline]
+    pub fn alloc(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
+        let object = match cache.array.pop() {
+            Some(object) => object,
+            None => self.alloc_slow(cache, gfp)?,
+        };
+        if gfp.contains(Gfp::ZERO) {
+            // SAFETY: the object is ours and has so many bytes.
+            unsafe { object.write_bytes(0, cache.object_size()) };
+        }
+        Ok(object)
+    }
+
+    /// Fills `into` with objects of `cache`; all or none.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`]; then nothing was allocated.
+    pub fn alloc_bulk<'a>(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        into: &'a mut [core::mem::MaybeUninit<NonNull<u8>>],
+    ) -> Result<&'a mut [NonNull<u8>], AllocError> {
+        let mut n = cache.array.pop_n(into);
+        while n < into.len() {
+            match self.alloc_slow(cache, gfp) {
+                Ok(object) => {
+                    into[n].write(object);
+                    n += 1;
+                }
+                Err(error) => {
+                    // SAFETY: the first `n` were written and are ours.
+                    unsafe { self.free_bulk(cache, into[..n].assume_init_ref()) };
+                    return Err(error);
+                }
+            }
+            n += cache.array.pop_n(&mut into[n..]);
+        }
+        // SAFETY: all were written.
+        let objects = unsafe { into.assume_init_mut() };
+        if gfp.contains(Gfp::ZERO) {
+            for object in &*objects {
+                // SAFETY: the object is ours and has so many bytes.
+                unsafe { object.write_bytes(0, cache.object_size()) };
+            }
+        }
+        Ok(objects)
+    }
+
+    /// An object of `cache` from node `nid` if there is memory there, else from the nearest that has some;
+    /// with [`Gfp::THISNODE`], from that node or not at all.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`]; [`AllocError::InvalidArgument`] if there is no such node.
+    pub fn alloc_node(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        nid: Nid,
+    ) -> Result<NonNull<u8>, AllocError> {
+        if u32::from(nid.0) >= self.nodes {
+            return Err(AllocError::InvalidArgument);
+        }
+        if nid == self.host().current_node() && !gfp.contains(Gfp::THISNODE) {
+            return self.alloc(cache, gfp);
+        }
+        let object = self.alloc_from_nodes(cache, self.fix_up(gfp), nid)?;
+        if gfp.contains(Gfp::ZERO) {
+            // SAFETY: the object is ours and has so many bytes.
+            unsafe { object.write_bytes(0, cache.object_size()) };
+        }
+        Ok(object)
+    }
+
+    /// The way when the CPU's array is empty or stopped.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`].
+    #[cold]
+    #[inline(never)]
+    pub fn alloc_slow(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
+        let gfp = self.fix_up(gfp);
+        let nid = self.host().current_node();
+        let node = cache.node(nid);
+        self.host().count(Event::SlabRefill, 1);
+        loop {
+            // An unlocked look (S4): growing needs no lock until the slab is linked.
+            if (!self.improvements.lockless_look() || node.looks_stocked())
+                && let Some(object) = self.refill(cache, node)
+            {
+                return Ok(object);
+            }
+            let local = if self.nodes > 1 {
+                gfp | Gfp::THISNODE | Gfp::NOWARN
+            } else {
+                gfp
+            };
+            match self.grow_for(cache, local, nid) {
+                Ok(Some(object)) => return Ok(object),
+                Ok(None) => {}
+                Err(_) if self.nodes > 1 && !gfp.contains(Gfp::THISNODE) => {
+                    return self.alloc_from_nodes(cache, gfp, nid);
+                }
+                Err(error) => {
+                    self.report_out_of_memory(cache, gfp, nid);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Moves a batch from the node into the CPU's array, and hands out one more.
+    fn refill(&self, cache: &Cache<H>, node: &Node<H>) -> Option<NonNull<u8>> {
+        let cpu = self.host().current_cpu();
+        let limit = cache.ready_limit(cpu);
+        let batch = cache.batch_for(limit, self.policy.adaptive);
+        let mut locked = node.lock(cache, &self.frames);
+        let lists = &mut *locked.lists;
+        lists.refilled = true;
+        let shared = &mut lists.shared;
+        if let [rest @ .., object] = shared.objects() {
+            let object = *object;
+            let from = rest.len() - batch.min(rest.len());
+            // SAFETY: objects in the shared array are free and ours under the lock (S1, S8).
+            let moved = unsafe { cache.array.push_n(&rest[from..]) };
+            shared.drop_top(moved + 1);
+            locked.steps += moved as u64 + 1;
+            return Some(object);
+        }
+        if self.policy.adaptive && lists.overflowed {
+            lists.overflowed = false;
+            shared.limit = shared.limit.saturating_mul(2).min(lists.shared_wanted);
+        }
+        let mut buffer = [NonNull::dangling(); CHUNK];
+        let mut object = None;
+        let mut left = batch + 1;
+        while left > 0 {
+            let n = locked.take(&mut buffer[..left.min(CHUNK)]);
+            if n == 0 {
+                break;
+            }
+            left -= n;
+            let spare = self.stock_array(cache, &mut buffer[..n], &mut object);
+            if !spare.is_empty() {
+                locked.restore(spare);
+                break;
+            }
+        }
+        object
+    }
+
+    /// Pushes newly taken objects on the CPU's array, the first of them on top, after keeping the very first for the caller;
+    /// returns those that found no room.
+    fn stock_array<'b>(
+        &self,
+        cache: &Cache<H>,
+        taken: &'b mut [NonNull<u8>],
+        object: &mut Option<NonNull<u8>>,
+    ) -> &'b [NonNull<u8>] {
+        // Handed out in ascending order of address, as far as a chunk goes.
+        taken.reverse();
+        let mut rest = &*taken;
+        if object.is_none()
+            && let [others @ .., first] = rest
+        {
+            *object = Some(*first);
+            rest = others;
+        }
+        // SAFETY: the objects were just taken out of their slab and are ours (S1).
+        let moved = unsafe { cache.array.push_n(rest) };
+        &rest[..rest.len() - moved]
+    }
+
+    /// Grows the cache for a caller that found nothing. Fills the CPU's array from the new slab
+    /// before it is linked, so that the node's lock is held only to link; or, if that improvement is off, links it
+    /// and lets the caller look again (`None`).
+    fn grow_for(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        nid: Nid,
+    ) -> Result<Option<NonNull<u8>>, AllocError> {
+        let (slab, at) = self.grow(cache, gfp, nid)?;
+        let node = cache.node(at);
+        let mut object = None;
+        let here = at == nid;
+        if here && !self.improvements.refill_first() {
+            // SAFETY: the new slab is ours and of this node.
+            unsafe { node.lock(cache, &self.frames).link(slab) };
+            return Ok(None);
+        }
+        let mut left = 1;
+        if here {
+            let limit = cache.ready_limit(self.host().current_cpu());
+            left += cache.batch_for(limit, self.policy.adaptive);
+        }
+        let mut buffer = [NonNull::dangling(); CHUNK];
+        // SAFETY: the new slab is ours until it is linked (S5).
+        unsafe {
+            let record = &mut *slab.as_ptr();
+            while left > 0 {
+                let n = record.take(cache, &mut buffer[..left.min(CHUNK)]);
+                if n == 0 {
+                    break;
+                }
+                left -= n;
+                let spare = self.stock_array(cache, &mut buffer[..n], &mut object);
+                if !spare.is_empty() {
+                    for &object in spare {
+                        // Can not fail: the object was just taken from this slab.
+                        let _ = record.give(cache, object);
+                    }
+                    break;
+                }
+            }
+            node.lock(cache, &self.frames).link(slab);
+        }
+        Ok(object)
+    }
+
+    /// One object, past the arrays: from `nid`, or, unless the flags forbid it, from the nearest node that has one.
+    fn alloc_from_nodes(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        nid: Nid,
+    ) -> Result<NonNull<u8>, AllocError> {
+        let local = gfp | Gfp::THISNODE | Gfp::NOWARN;
+        if let Some(object) = self.take_one(cache, nid) {
+            return Ok(object);
+        }
+        if let Ok(object) = self.grow_one(cache, local, nid) {
+            return Ok(object);
+        }
+        if !gfp.contains(Gfp::THISNODE) {
+            for other in self.by_distance(nid).skip(1) {
+                if let Some(object) = self.take_one(cache, other) {
+                    return Ok(object);
+                }
+            }
+        }
+        self.grow_one(cache, gfp, nid)
+            .inspect_err(|_| self.report_out_of_memory(cache, gfp, nid))
+    }
+
+    /// One object that a node has.
+    fn take_one(&self, cache: &Cache<H>, nid: Nid) -> Option<NonNull<u8>> {
+        let node = cache.node(nid);
+        if !node.looks_stocked() {
+            return None;
+        }
+        let mut locked = node.lock(cache, &self.frames);
+        let shared = &mut locked.lists.shared;
+        if let Some(&object) = shared.objects().last() {
+            shared.drop_top(1);
+            return Some(object);
+        }
+        let mut one = [NonNull::dangling()];
+        (locked.take(&mut one) == 1).then_some(one[0])
+    }
+
+    /// One object of a new slab.
+    fn grow_one(&self, cache: &Cache<H>, gfp: Gfp, nid: Nid) -> Result<NonNull<u8>, AllocError> {
+        let (slab, at) = self.grow(cache, gfp, nid)?;
+        let mut one = [NonNull::dangling()];
+        // SAFETY: the new slab is ours until it is linked, and has an object (S5).
+        unsafe {
+            (*slab.as_ptr()).take(cache, &mut one);
+            cache.node(at).lock(cache, &self.frames).link(slab);
+        }
+        Ok(one[0])
+    }
+
+    /// The nodes, nearest to `from` first (itself first of all), equally far ones by number.
+    pub(crate) fn by_distance(&self, from: Nid) -> impl Iterator<Item = Nid> + '_ {
+        let host = self.host();
+        let mut last: Option<(u32, Nid)> = None;
+        core::iter::from_fn(move || {
+            let key = |nid: Nid| {
+                if nid == from {
+                    (0, nid)
+                } else {
+                    (host.distance(from, nid).max(1), nid)
+                }
+            };
+            let next = (0..self.nodes as u16)
+                .map(|n| key(Nid(n)))
+                .filter(|k| last.is_none_or(|l| *k > l))
+                .min()?;
+            last = Some(next);
+            Some(next.1)
+        })
+    }
+}

@@ -1,0 +1,554 @@
+//! All caches of a machine: their list, their making and their end.
+
+use core::alloc::Layout as MemLayout;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+use flagstone_frames::Frames;
+use flagstone_host::{ArrayParams, Host, Mutex, classes};
+use flagstone_types::{AllocError, Gfp, Nid};
+
+use crate::alien::AlienCaches;
+use crate::cache::{Cache, CacheFlags, CacheLinks, Constructor, Name, UserCopy};
+use crate::kmalloc::{Kmalloc, KmallocClass};
+use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
+use crate::node::Node;
+use crate::random::Sequence;
+use crate::tuning::{ArrayTuning, Improvements, Policy};
+
+/// What a cache is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheParams<'a> {
+    /// What `slabinfo` calls it; cut at 31 bytes.
+    pub name: &'a str,
+    /// Bytes of an object.
+    pub size: usize,
+    /// Alignment in bytes, a power of two; 0 for the machine's word.
+    pub align: usize,
+    /// Its properties.
+    pub flags: CacheFlags,
+    /// Runs once on every object of a new slab; such objects are freed in their constructed state.
+    pub ctor: Option<Constructor>,
+    /// What may be copied to and from user space.
+    pub usercopy: UserCopy,
+    /// The arrays, if not what the host's policy says.
+    pub arrays: Option<ArrayTuning>,
+}
+
+impl<'a> CacheParams<'a> {
+    /// Objects of `size` bytes with the given alignment and nothing special.
+    #[must_use]
+    pub const fn new(name: &'a str, size: usize, align: usize) -> Self {
+        Self {
+            name,
+            size,
+            align,
+            flags: CacheFlags {
+                typesafe_by_rcu: false,
+                reclaimable: false,
+                dma: false,
+                hwcache_align: false,
+                no_merge: false,
+                zero_on_free: false,
+            },
+            ctor: None,
+            usercopy: UserCopy { offset: 0, size: 0 },
+            arrays: None,
+        }
+    }
+}
+
+/// The object caches of a machine, over its page frames.
+pub struct Caches<H: Host> {
+    pub(crate) frames: Frames<H>,
+    pub(crate) policy: Policy,
+    pub(crate) improvements: Improvements,
+    pub(crate) nodes: u32,
+    pub(crate) list: Mutex<H, classes::CacheList, CacheList<H>>,
+    /// The cache that further caches' own structures come from.
+    cache_cache: Option<NonNull<Cache<H>>>,
+    pub(crate) kmalloc: Kmalloc<H>,
+    pub(crate) reports: crate::oom::ReportLimit,
+}
+
+// SAFETY: caches are `Sync`, the pointers to them are constant after boot.
+unsafe impl<H: Host> Send for Caches<H> {}
+// SAFETY: as above.
+unsafe impl<H: Host> Sync for Caches<H> {}
+
+/// The list of caches, newest first.
+pub(crate) struct CacheList<H: Host> {
+    first: *mut Cache<H>,
+    count: usize,
+}
+
+// SAFETY: the caches on the list are `Sync` and reached under the list's lock.
+unsafe impl<H: Host> Send for CacheList<H> {}
+
+impl<H: Host> CacheList<H> {
+    /// The caches.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Cache<H>> {
+        // SAFETY: listed caches are alive while the list is locked (S10).
+        let mut at = unsafe { self.first.as_ref() };
+        core::iter::from_fn(move || {
+            let cache = at?;
+            // SAFETY: as above.
+            at = unsafe { cache.links.next.as_ref() };
+            Some(cache)
+        })
+    }
+
+    fn link(&mut self, cache: NonNull<Cache<H>>) {
+        // SAFETY: the cache is new and the list is locked; only list operations touch `links`.
+        unsafe {
+            (*cache.as_ptr()).links = CacheLinks {
+                next: self.first,
+                prev: null_mut(),
+            };
+            if let Some(first) = self.first.as_mut() {
+                first.links.prev = cache.as_ptr();
+            }
+        }
+        self.first = cache.as_ptr();
+        self.count += 1;
+    }
+
+    fn unlink(&mut self, cache: NonNull<Cache<H>>) {
+        // SAFETY: the cache is on the list, which is locked.
+        unsafe {
+            let CacheLinks { next, prev } = (*cache.as_ptr()).links;
+            if let Some(next) = next.as_mut() {
+                next.links.prev = prev;
+            }
+            match prev.as_mut() {
+                Some(prev) => prev.links.next = next,
+                None => self.first = next,
+            }
+        }
+        self.count -= 1;
+    }
+}
+
+/// The right to a cache made by [`Caches::create`]; [`Caches::destroy`] takes it back. Dropping
+/// it leaves the cache alive for ever.
+pub struct CacheHandle<'c, H: Host> {
+    caches: &'c Caches<H>,
+    cache: NonNull<Cache<H>>,
+}
+
+// SAFETY: a reference to a `Sync` cache.
+unsafe impl<H: Host> Send for CacheHandle<'_, H> {}
+// SAFETY: as above.
+unsafe impl<H: Host> Sync for CacheHandle<'_, H> {}
+
+impl<'c, H: Host> CacheHandle<'c, H> {
+    /// The caches that this one is among.
+    #[must_use]
+    pub const fn caches(&self) -> &'c Caches<H> {
+        self.caches
+    }
+
+    /// The handle as a pointer, for interfaces in C; given back by [`CacheHandle::from_raw`].
+    #[must_use]
+    pub fn into_raw(self) -> NonNull<Cache<H>> {
+        self.cache
+    }
+
+    /// The handle again.
+    ///
+    /// # Safety
+    /// The pointer came from [`CacheHandle::into_raw`] of a handle of these caches, once.
+    #[must_use]
+    pub const unsafe fn from_raw(caches: &'c Caches<H>, cache: NonNull<Cache<H>>) -> Self {
+        Self { caches, cache }
+    }
+}
+
+impl<H: Host> Deref for CacheHandle<'_, H> {
+    type Target = Cache<H>;
+
+    fn deref(&self) -> &Cache<H> {
+        // SAFETY: the cache is alive while its handle is (S10).
+        unsafe { self.cache.as_ref() }
+    }
+}
+
+impl<H: Host> fmt::Debug for CacheHandle<'_, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A cache was not destroyed because objects are still with users.
+pub struct Busy<'c, H: Host> {
+    /// How many objects.
+    pub objects: usize,
+    /// The cache, as it was but for free memory it has given back.
+    pub cache: CacheHandle<'c, H>,
+}
+
+impl<H: Host> fmt::Debug for Busy<'_, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy")
+            .field("objects", &self.objects)
+            .field("cache", &self.cache)
+            .finish()
+    }
+}
+
+impl<H: Host> fmt::Display for Busy<'_, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (objects, name) = (self.objects, self.cache.name());
+        write!(f, "cache {name}: {objects} objects are still in use")
+    }
+}
+
+impl<H: Host> core::error::Error for Busy<'_, H> {}
+
+impl<H: Host> Caches<H> {
+    /// Brings the caches up over `frames`: the cache of caches, then one per class of `kmalloc`.
+    /// What is returned lives as long as the machine.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`], or what [`layout::choose`] says of a class.
+    pub fn boot<'h>(
+        frames: Frames<H>,
+        policy: Policy,
+        kmalloc: &'static [KmallocClass],
+    ) -> Result<&'h Self, AllocError>
+    where
+        H: 'h,
+    {
+        let host = frames.host();
+        let nodes = host.nodes().max(1);
+        let place = host.boot_alloc(MemLayout::new::<Self>())?.cast::<Self>();
+        // SAFETY: boot memory is ours for ever and aligned (M3).
+        let caches = unsafe {
+            place.write(Self {
+                frames,
+                policy,
+                improvements: Improvements::default(),
+                nodes,
+                list: lock_api::Mutex::new(CacheList {
+                    first: null_mut(),
+                    count: 0,
+                }),
+                cache_cache: None,
+                kmalloc: Kmalloc::new(&host, kmalloc)?,
+                reports: crate::oom::ReportLimit::new(),
+            });
+            &mut *place.as_ptr()
+        };
+        let size = Self::structure_layout(nodes).size();
+        let mut params = CacheParams::new("kmem_cache", size, 64);
+        params.flags.no_merge = true;
+        caches.cache_cache = Some(caches.make(&params)?.into_raw());
+        for (i, class) in kmalloc.iter().enumerate() {
+            let mut params = CacheParams::new(class.name, class.size, class.align);
+            params.flags.no_merge = true;
+            params.usercopy = UserCopy {
+                offset: 0,
+                size: class.size as u32,
+            };
+            let cache = caches.make_permanent(&params)?;
+            caches.kmalloc.set(i, cache);
+        }
+        Ok(caches)
+    }
+
+    /// The page frames below.
+    #[must_use]
+    pub const fn frames(&self) -> &Frames<H> {
+        &self.frames
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn host(&self) -> H {
+        self.frames.host()
+    }
+
+    /// The switches.
+    #[must_use]
+    pub const fn improvements(&self) -> &Improvements {
+        &self.improvements
+    }
+
+    /// A cache's own structures: itself, then its nodes.
+    fn structure_layout(nodes: u32) -> MemLayout {
+        let nodes = MemLayout::array::<Node<H>>(nodes as usize).unwrap_or(MemLayout::new::<()>());
+        MemLayout::new::<Cache<H>>()
+            .extend(nodes)
+            .map_or(MemLayout::new::<Cache<H>>(), |(both, _)| {
+                both.pad_to_align()
+            })
+    }
+
+    /// Makes a cache, or hands out one of the same shape that may be shared.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidArgument`] (zero size, an alignment that is no power of two or larger
+    /// than a page, a user-copy region outside the object, a constructor for objects that are type-safe by RCU
+    /// and zeroed on free), [`AllocError::TooLarge`], [`AllocError::OutOfMemory`], [`AllocError::Exists`] if no array is left.
+    pub fn create(&self, params: &CacheParams<'_>) -> Result<CacheHandle<'_, H>, AllocError> {
+        if let Some(shared) = self.mergeable(params) {
+            return Ok(shared);
+        }
+        self.make(params)
+    }
+
+    /// A cache that objects with these parameters may share: the same stride, no constructor, no
+    /// property that the other has not.
+    fn mergeable(&self, params: &CacheParams<'_>) -> Option<CacheHandle<'_, H>> {
+        let special = params.flags.no_merge
+            || params.flags.typesafe_by_rcu
+            || params.flags.zero_on_free
+            || params.ctor.is_some()
+            || params.usercopy.size != 0
+            || params.arrays.is_some();
+        if special {
+            return None;
+        }
+        let wanted = self.choose_layout(params).ok()?;
+        let list = self.list.lock();
+        let found = list.iter().find(|c| {
+            c.layout == wanted
+                && !c.flags.no_merge
+                && c.flags == params.flags
+                && c.ctor.is_none()
+                && c.usercopy.size == 0
+                && c.object_size as usize >= params.size
+        })?;
+        found.users.fetch_add(1, Ordering::Relaxed);
+        Some(CacheHandle {
+            caches: self,
+            cache: NonNull::from(found),
+        })
+    }
+
+    fn choose_layout(&self, params: &CacheParams<'_>) -> Result<Layout, AllocError> {
+        let mut align = if params.align == 0 {
+            size_of::<usize>()
+        } else {
+            params.align
+        };
+        if params.flags.hwcache_align {
+            let mut line = self.policy.layout.cache_line;
+            while params.size <= line / 2 {
+                line /= 2;
+            }
+            align = align.max(line);
+        }
+        let shape = ObjectShape {
+            object_size: params.size,
+            align,
+            may_overwrite: params.ctor.is_none()
+                && !params.flags.typesafe_by_rcu
+                && !params.flags.zero_on_free,
+            may_be_off_slab: true,
+            reclaimable: params.flags.reclaimable,
+        };
+        let class = |bytes| {
+            let cache = self.kmalloc.cache_for(bytes)?;
+            Some(IndexClass {
+                size: cache.layout.size as usize,
+                off_slab: cache.layout.place == IndexPlace::OffSlab,
+            })
+        };
+        layout::choose(
+            &shape,
+            &self.policy.layout,
+            H::PAGE_SHIFT,
+            H::MAX_ORDER,
+            &class,
+        )
+    }
+
+    fn make(&self, params: &CacheParams<'_>) -> Result<CacheHandle<'_, H>, AllocError> {
+        let place = match self.cache_cache {
+            // SAFETY: the cache of caches lives for ever.
+            Some(cache) => self.alloc(unsafe { cache.as_ref() }, Gfp::KERNEL)?,
+            None => self.host().boot_alloc(Self::structure_layout(self.nodes))?,
+        };
+        self.make_at(place, params).inspect_err(|_| {
+            if let Some(cache) = self.cache_cache {
+                // SAFETY: the structure was allocated above and holds nothing.
+                unsafe { self.free(cache.as_ref(), place) };
+            }
+        })
+    }
+
+    /// A cache that is never destroyed, whose structures come from boot memory.
+    fn make_permanent(&self, params: &CacheParams<'_>) -> Result<NonNull<Cache<H>>, AllocError> {
+        let place = self.host().boot_alloc(Self::structure_layout(self.nodes))?;
+        Ok(self.make_at(place, params)?.into_raw())
+    }
+
+    fn make_at(
+        &self,
+        place: NonNull<u8>,
+        params: &CacheParams<'_>,
+    ) -> Result<CacheHandle<'_, H>, AllocError> {
+        let usercopy_end = params.usercopy.offset.checked_add(params.usercopy.size);
+        if usercopy_end.is_none_or(|end| end as usize > params.size) {
+            return Err(AllocError::InvalidArgument);
+        }
+        let layout = self.choose_layout(params)?;
+        let host = self.host();
+        let arrays = params
+            .arrays
+            .unwrap_or_else(|| (self.policy.arrays)(layout.size as usize));
+        let limit = arrays.limit.clamp(1, arrays.capacity.max(1));
+        let array = host.new_array(ArrayParams {
+            capacity: arrays.capacity.max(1),
+            link_offset: 0,
+        })?;
+        let batch = arrays.batch.clamp(1, limit);
+
+        let alien_memory = if self.nodes > 1 {
+            let pages = AlienCaches::<H>::pages(self.nodes, self.policy.alien_limit);
+            Some(self.frames.alloc_run(Gfp::KERNEL, pages, None)?)
+        } else {
+            None
+        };
+
+        let cpus = host.possible_cpus() as usize;
+        let free_limit = (1 + cpus) * batch as usize + layout.num as usize;
+        let cache = place.cast::<Cache<H>>();
+        // SAFETY: the structure's memory is ours, large enough and aligned for the cache and its nodes behind it.
+        unsafe {
+            let nodes = cache.add(1).cast::<Node<H>>();
+            for nid in 0..self.nodes as u16 {
+                let nid = Nid(nid);
+                let limit = self.policy.alien_limit;
+                let aliens = match &alien_memory {
+                    Some(run) => AlienCaches::make(&self.frames, run, nid, self.nodes, limit),
+                    None => AlienCaches::none(),
+                };
+                nodes
+                    .add(nid.index())
+                    .write(Node::new(nid, aliens, free_limit, &arrays));
+            }
+            let index_cache = (layout.place == IndexPlace::OffSlab)
+                .then(|| {
+                    self.kmalloc
+                        .cache_for(layout.index_bytes())
+                        .map(NonNull::from)
+                })
+                .flatten();
+            cache.write(Cache {
+                array: ManuallyDrop::new(array),
+                layout,
+                reciprocal: Cache::<H>::reciprocal(&layout, H::PAGE_SHIFT),
+                object_size: params.size as u32,
+                batch: AtomicU32::new(batch),
+                limit: AtomicU32::new(limit),
+                capacity: arrays.capacity.max(1),
+                gfp: if params.flags.dma {
+                    Gfp::DMA
+                } else {
+                    Gfp::empty()
+                } | if params.flags.reclaimable {
+                    Gfp::RECLAIMABLE
+                } else {
+                    Gfp::empty()
+                },
+                flags: params.flags,
+                usercopy: params.usercopy,
+                ctor: params.ctor,
+                bad_free: self.policy.bad_free,
+                name: Name::new(params.name),
+                sequence: Sequence::none(),
+                nodes,
+                node_count: self.nodes,
+                alien_memory,
+                index_cache,
+                users: AtomicU32::new(1),
+                links: CacheLinks {
+                    next: null_mut(),
+                    prev: null_mut(),
+                },
+                owner: NonNull::from(self),
+            });
+        }
+        self.list.lock().link(cache);
+        Ok(CacheHandle {
+            caches: self,
+            cache,
+        })
+    }
+
+    /// Destroys a cache. If others share it, only this handle ends.
+    ///
+    /// Everything that is free goes back first; then no object may be with a user.
+    ///
+    /// # Errors
+    /// [`Busy`], with the number of objects still in use and the handle.
+    pub fn destroy<'c>(&'c self, handle: CacheHandle<'c, H>) -> Result<(), Busy<'c, H>> {
+        let cache = handle.cache;
+        if handle.users.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return Ok(());
+        }
+        self.shrink(&handle);
+        // No other handle exists and the user holds none of the objects if the count below is zero, so
+        // nobody else reaches the arrays.
+        self.list.lock().unlink(cache);
+        // SAFETY: unlinked, and this was the only handle: the context is alone with the cache.
+        unsafe { self.drain_unshared(&mut *cache.as_ptr()) };
+        let objects = self.objects_out(&handle);
+        if objects != 0 {
+            handle.users.fetch_add(1, Ordering::Relaxed);
+            self.list.lock().link(cache);
+            return Err(Busy {
+                objects,
+                cache: handle,
+            });
+        }
+        // Deferred releases of type-safe slabs, and lookups by pages, are over after a grace period (S10, S11).
+        self.host().synchronize();
+        // SAFETY: alone with an empty cache; its structures came from the cache of caches, since permanent caches
+        // have no handle.
+        unsafe {
+            self.dismantle(cache);
+            if let Some(cache_cache) = self.cache_cache {
+                self.free(cache_cache.as_ref(), cache.cast());
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what an empty cache owns.
+    ///
+    /// # Safety
+    /// The caller is alone with the cache, which has no slabs.
+    unsafe fn dismantle(&self, cache: NonNull<Cache<H>>) {
+        // SAFETY: as promised.
+        let cache = unsafe { &mut *cache.as_ptr() };
+        for nid in 0..self.nodes as u16 {
+            let memory = cache.node(Nid(nid)).lists.lock().shared.memory.take();
+            if let Some(run) = memory {
+                self.frames.free_run(run);
+            }
+        }
+        let sequence = cache.sequence.retract();
+        if let Some(sequence) = NonNull::new(sequence.cast::<u8>()) {
+            // SAFETY: allocated by `kmalloc` when it was published.
+            unsafe { self.kfree(sequence) };
+        }
+        if let Some(run) = cache.alien_memory.take() {
+            self.frames.free_run(run);
+        }
+        // SAFETY: drained, untagged (its slabs are gone), and never used again (A11).
+        unsafe { ManuallyDrop::drop(&mut cache.array) };
+    }
+
+    /// Calls `each` with every cache, newest first, under the list's lock.
+    pub fn each_cache(&self, mut each: impl FnMut(&Cache<H>)) {
+        let list = self.list.lock();
+        for cache in list.iter() {
+            each(cache);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Giving back: draining arrays, shrinking a cache, the reaper, and looking that everything is in order.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use flagstone_host::{CpuCache, Event, Host};
+use flagstone_types::CpuId;
+
+use crate::alloc::CHUNK;
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::node::Doomed;
+
+/// What one round of the reaper did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reaped {
+    /// Objects that left arrays.
+    pub objects: usize,
+    /// Slabs given back to the page allocator.
+    pub slabs: usize,
+}
+
+impl<H: Host> Caches<H> {
+    /// Gives back all that a cache does not need: empties its arrays and releases its free slabs. Returns how
+    /// many slabs were released. Where arrays can not be stopped they keep their objects.
+    pub fn shrink(&self, cache: &Cache<H>) -> usize {
+        self.drain_arrays(cache);
+        let released = self.drain_nodes(cache) + self.release_free(cache);
+        self.host().poll();
+        released
+    }
+
+    /// Shrinks every cache; returns how many slabs were released. Stops the arrays once for all of them.
+    pub fn shrink_all(&self) -> usize {
+        let stopped = self.host().stop_arrays();
+        let mut slabs = 0;
+        self.each_cache(|cache| {
+            if let Some(stopped) = &stopped {
+                self.drain_stopped(stopped, cache);
+            }
+        });
+        drop(stopped);
+        self.each_cache(|cache| slabs += self.drain_nodes(cache) + self.release_free(cache));
+        self.host().poll();
+        slabs
+    }
+
+    /// Empties the arrays of every CPU. `false` if the host can not stop them.
+    pub fn drain_arrays(&self, cache: &Cache<H>) -> bool {
+        let Some(stopped) = self.host().stop_arrays() else {
+            return false;
+        };
+        self.drain_stopped(&stopped, cache);
+        true
+    }
+
+    fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) {
+        let host = self.host();
+        for cpu in 0..host.possible_cpus() {
+            if cache.array.len(CpuId(cpu)) == 0 {
+                continue;
+            }
+            host.count(Event::SlabDrain, 1);
+            host.drain(stopped, &cache.array, CpuId(cpu), &mut |objects| {
+                self.give_home(cache, objects);
+            });
+        }
+    }
+
+    /// Empties the arrays of a cache that nobody else can reach, and gives everything free back.
+    pub(crate) fn drain_unshared(&self, cache: &mut Cache<H>) {
+        let host = self.host();
+        // Objects found here go to the slabs, not to the shared array.
+        let limit = core::mem::replace(cache.limit.get_mut(), 0);
+        // SAFETY: the array is moved out for the time of the drain, in which nobody uses the cache's (giving
+        // objects to their slabs does not), and is put back.
+        let mut array = unsafe { core::ptr::read(&*cache.array) };
+        for cpu in 0..host.possible_cpus() {
+            host.drain_unshared(&mut array, CpuId(cpu), &mut |objects| {
+                self.give_home(cache, objects);
+            });
+        }
+        // SAFETY: as above.
+        unsafe { core::ptr::write(&raw mut *cache.array, array) };
+        self.drain_nodes(cache);
+        self.release_free(cache);
+        *cache.limit.get_mut() = limit;
+    }
+
+    /// Empties the shared arrays and the alien caches of every node into the slabs.
+    fn drain_nodes(&self, cache: &Cache<H>) -> usize {
+        let mut released = 0;
+        for node in cache.each_node() {
+            for to in cache.each_node() {
+                let Some(alien) = node.aliens.to(to.nid) else {
+                    continue;
+                };
+                loop {
+                    let mut buffer = [NonNull::dangling(); CHUNK];
+                    let n = alien.stack.lock().pop_n(&mut buffer);
+                    if n == 0 {
+                        break;
+                    }
+                    self.give_home(cache, &buffer[..n]);
+                }
+            }
+        }
+        for node in cache.each_node() {
+            released += self.empty_shared(cache, node, usize::MAX);
+        }
+        released
+    }
+
+    /// Moves up to `most` objects from a node's shared array into the slabs; the lock is held for a chunk at a time.
+    fn empty_shared(
+        &self,
+        cache: &Cache<H>,
+        node: &crate::node::Node<H>,
+        mut most: usize,
+    ) -> usize {
+        let mut released = 0;
+        while most > 0 {
+            let mut doomed = Doomed::new();
+            let mut strays = crate::node::Strays::new();
+            let n = {
+                let mut locked = node.lock(cache, &self.frames);
+                let shared = &mut locked.lists.shared;
+                let n = shared.objects().len().min(CHUNK).min(most);
+                let mut buffer = [NonNull::dangling(); CHUNK];
+                let top = shared.objects().len() - n;
+                buffer[..n].copy_from_slice(&shared.objects()[top..]);
+                shared.drop_top(n);
+                locked.give(&buffer[..n], &mut strays, &mut doomed, true);
+                n
+            };
+            self.give_home(cache, strays.as_slice());
+            released += self.release(cache, doomed);
+            if n == 0 {
+                break;
+            }
+            most -= n;
+        }
+        released
+    }
+
+    /// Releases all free slabs of a cache.
+    fn release_free(&self, cache: &Cache<H>) -> usize {
+        let mut released = 0;
+        for node in cache.each_node() {
+            let mut doomed = Doomed::new();
+            {
+                let mut locked = node.lock(cache, &self.frames);
+                while locked.release_one(&mut doomed) {}
+            }
+            released += self.release(cache, doomed);
+        }
+        released
+    }
+
+    /// One round of the reaper: what was idle since the last round goes back. Of the shared arrays, the objects that nobody fetched
+    /// meanwhile; of the free slabs, those that were free already; of the CPUs' arrays, everything, if `arrays`.
+    pub fn reap(&self, arrays: bool) -> Reaped {
+        let mut reaped = Reaped::default();
+        let stopped = if arrays {
+            self.host().stop_arrays()
+        } else {
+            None
+        };
+        self.each_cache(|cache| {
+            if let Some(stopped) = &stopped {
+                for cpu in 0..self.host().possible_cpus() {
+                    reaped.objects += cache.array.len(CpuId(cpu)) as usize;
+                    if self.policy.adaptive && cache.array.limit(CpuId(cpu)) != 0 {
+                        // It grows again where it is used.
+                        let first = cache.limit.load(Ordering::Relaxed);
+                        cache.array.set_limit(CpuId(cpu), first);
+                    }
+                }
+                self.drain_stopped(stopped, cache);
+            }
+        });
+        drop(stopped);
+        self.each_cache(|cache| {
+            for node in cache.each_node() {
+                let idle = {
+                    let mut locked = node.lock(cache, &self.frames);
+                    let shared = &mut locked.lists.shared;
+                    core::mem::replace(&mut shared.low, shared.len).min(shared.len)
+                };
+                reaped.objects += idle as usize;
+                reaped.slabs += self.empty_shared(cache, node, idle as usize);
+                let mut doomed = Doomed::new();
+                node.lock(cache, &self.frames).release_idle(&mut doomed);
+                reaped.slabs += self.release(cache, doomed);
+            }
+        });
+        self.host().poll();
+        reaped
+    }
+
+    /// How many objects are out of the slabs of a cache: with users, in arrays, in alien caches.
+    #[must_use]
+    pub fn objects_out(&self, cache: &Cache<H>) -> usize {
+        let mut out = 0;
+        for node in cache.each_node() {
+            let locked = node.lock(cache, &self.frames);
+            let lists = &locked.lists;
+            let slabs = lists.partial.len() + lists.full.len() + lists.free.len();
+            out += slabs * cache.layout.num as usize - lists.free_objects;
+        }
+        out
+    }
+
+    /// Switches the arrays of a cache off (every allocation and free then takes the slow path and sees the slabs), or on again.
+    /// `false` if the host can not stop its arrays; nothing has changed then.
+    pub fn set_arrays(&self, cache: &Cache<H>, on: bool) -> bool {
+        let host = self.host();
+        let Some(stopped) = host.stop_arrays() else {
+            return false;
+        };
+        let limit = if on {
+            cache.batch().saturating_mul(2).min(cache.capacity).max(1)
+        } else {
+            0
+        };
+        cache.limit.store(limit, Ordering::Relaxed);
+        for cpu in 0..host.possible_cpus() {
+            cache.array.set_limit(CpuId(cpu), 0);
+        }
+        self.drain_stopped(&stopped, cache);
+        drop(stopped);
+        if !on {
+            self.drain_nodes(cache);
+        }
+        true
+    }
+
+    /// Checks the invariants of every cache. For tests, when nobody else uses the caches.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn validate(&self) -> Result<(), &'static str> {
+        let mut result = Ok(());
+        self.each_cache(|cache| {
+            for node in cache.each_node() {
+                let mut locked = node.lock(cache, &self.frames);
+                if let Err(wrong) = locked.validate() {
+                    result = Err(wrong);
+                }
+            }
+        });
+        result
+    }
+}

@@ -1,0 +1,249 @@
+//! Freeing: the fast path, what happens when a CPU's array is full, and objects of other nodes.
+
+use core::ptr::NonNull;
+use flagstone_host::{CpuCache, Event, Host, Push};
+use flagstone_types::{FreeError, Gfp, Nid};
+
+use crate::alloc::CHUNK;
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::node::{Doomed, Strays};
+
+impl<H: Host> Caches<H> {
+    /// Frees an object of `cache`. A pointer that is none is reported through
+    /// [`Policy::bad_free`](crate::Policy::bad_free) when that is noticed, and goes nowhere.
+    ///
+    /// # Safety
+    /// The caller owns the object and nobody uses it any more (but for readers of a type-safe cache); an
+    /// object of a cache with a constructor is in its constructed state.
+    #[inline]
+    pub unsafe fn free(&self, cache: &Cache<H>, object: NonNull<u8>) {
+        if self.nodes > 1
+            && let Some(nid) = self.foreign_node(object)
+        {
+            return self.free_alien(cache, object, nid);
+        }
+        // SAFETY: the object is the caller's to give.
+        match unsafe { cache.array.push(object) } {
+            Push::Done => {}
+            outcome => self.free_slow(cache, object, outcome),
+        }
+    }
+
+    /// Frees objects of `cache`.
+    ///
+    /// # Safety
+    /// As for [`Caches::free`], for each.
+    pub unsafe fn free_bulk(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) {
+        if self.nodes > 1 {
+            for &object in objects {
+                // SAFETY: as promised.
+                unsafe { self.free(cache, object) };
+            }
+            return;
+        }
+        while let [rest @ .., object] = objects {
+            // SAFETY: the objects are the caller's to give.
+            let moved = unsafe { cache.array.push_n(objects) };
+            if moved > 0 {
+                objects = &objects[..objects.len() - moved];
+            } else {
+                self.free_slow(cache, *object, Push::Full);
+                objects = rest;
+            }
+        }
+    }
+
+    /// The node of an object, if it is not the one this runs on.
+    fn foreign_node(&self, object: NonNull<u8>) -> Option<Nid> {
+        let host = self.host();
+        let nid = host.nid(host.pfn_of(object.as_ptr().addr())?);
+        (nid != host.current_node()).then_some(nid)
+    }
+
+    /// The way when the CPU's array is full or stopped, or the object is on top of it already.
+    #[cold]
+    #[inline(never)]
+    pub fn free_slow(&self, cache: &Cache<H>, object: NonNull<u8>, outcome: Push) {
+        if outcome == Push::OnTop {
+            return cache.report_bad_free(object, FreeError::AlreadyFree);
+        }
+        let host = self.host();
+        let cpu = host.current_cpu();
+        let nid = host.current_node();
+        let limit = cache.ready_limit(cpu);
+        host.count(Event::SlabFlush, 1);
+        if limit != 0 {
+            // The array may only just have got its limit.
+            // SAFETY: the object is ours.
+            match unsafe { cache.array.push(object) } {
+                Push::Done => return,
+                Push::OnTop => return cache.report_bad_free(object, FreeError::AlreadyFree),
+                Push::Full => {}
+            }
+            self.flush(cache, nid, self.tune(cache, nid, cpu, limit));
+            // SAFETY: as above.
+            match unsafe { cache.array.push(object) } {
+                Push::Done => return,
+                Push::OnTop => return cache.report_bad_free(object, FreeError::AlreadyFree),
+                Push::Full => {}
+            }
+        }
+        self.give_home(cache, &[object]);
+    }
+
+    /// How many objects to flush; where limits adapt, doubles the CPU's limit instead if its array was filled and emptied in turn.
+    fn tune(&self, cache: &Cache<H>, nid: Nid, cpu: flagstone_types::CpuId, limit: u32) -> usize {
+        let batch = cache.batch_for(limit, self.policy.adaptive);
+        if !self.policy.adaptive || limit >= cache.capacity {
+            return batch;
+        }
+        let refilled = {
+            let mut locked = cache.node(nid).lock(cache, &self.frames);
+            core::mem::take(&mut locked.lists.refilled)
+        };
+        if refilled {
+            cache
+                .array
+                .set_limit(cpu, limit.saturating_mul(2).min(cache.capacity));
+        }
+        batch
+    }
+
+    /// Moves up to `batch` objects from the CPU's array to its node: to the shared array while there
+    /// is room, then to the slabs.
+    fn flush(&self, cache: &Cache<H>, nid: Nid, batch: usize) {
+        let node = cache.node(nid);
+        self.ready_shared(cache, nid);
+        let once = self.improvements.release_once();
+        let mut doomed = Doomed::new();
+        let mut left = batch;
+        while left > 0 {
+            let mut strays = Strays::new();
+            let mut locked = node.lock(cache, &self.frames);
+            if self.nodes == 1 {
+                let n = locked
+                    .lists
+                    .shared
+                    .fill(left, |room| cache.array.pop_n(room));
+                locked.steps += n as u64;
+                left -= n;
+            }
+            let mut popped = true;
+            while popped && left > 0 && strays.as_slice().is_empty() {
+                locked.lists.overflowed = true;
+                let mut buffer = [core::mem::MaybeUninit::uninit(); CHUNK];
+                let n = cache.array.pop_n(&mut buffer[..left.min(CHUNK)]);
+                // SAFETY: the first `n` were written.
+                let objects = unsafe { buffer[..n].assume_init_ref() };
+                locked.give(objects, &mut strays, &mut doomed, once);
+                left -= n;
+                popped = n > 0;
+            }
+            drop(locked);
+            self.give_home(cache, strays.as_slice());
+            if !popped {
+                break;
+            }
+        }
+        self.release(cache, doomed);
+    }
+
+    /// Gives the shared array of a node its memory when it is first wanted.
+    fn ready_shared(&self, cache: &Cache<H>, nid: Nid) {
+        let node = cache.node(nid);
+        let wanted = {
+            let locked = node.lock(cache, &self.frames);
+            if locked.lists.shared.capacity != 0 {
+                0
+            } else {
+                locked.lists.shared_wanted
+            }
+        };
+        if wanted == 0 {
+            return;
+        }
+        let pages = (wanted as usize * size_of::<usize>()).div_ceil(H::PAGE_SIZE);
+        let flags = Gfp::NOWAIT | Gfp::NOWARN;
+        let run = self.frames.alloc_run(flags, pages, Some(nid));
+        let mut locked = node.lock(cache, &self.frames);
+        let surplus = match run {
+            Ok(run) if locked.lists.shared.capacity == 0 => {
+                locked.lists.shared.provide(&self.frames, run, wanted);
+                None
+            }
+            Ok(run) => Some(run),
+            Err(_) => {
+                // Without it objects go to their slabs; not asked for again.
+                locked.lists.shared_wanted = 0;
+                None
+            }
+        };
+        drop(locked);
+        if let Some(run) = surplus {
+            self.frames.free_run(run);
+        }
+    }
+
+    /// Gives objects to their own nodes, whichever they are: to the shared array while there is room, then to the slabs.
+    pub(crate) fn give_home(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) {
+        let host = self.host();
+        let home =
+            |object: NonNull<u8>| host.pfn_of(object.as_ptr().addr()).map(|pfn| host.nid(pfn));
+        while let [first, ..] = objects {
+            let nid = home(*first);
+            let same = objects
+                .iter()
+                .take(CHUNK)
+                .take_while(|o| home(**o) == nid)
+                .count();
+            let (these, rest) = objects.split_at(same);
+            objects = rest;
+            let Some(nid) = nid else {
+                these
+                    .iter()
+                    .for_each(|o| cache.report_bad_free(*o, FreeError::Foreign));
+                continue;
+            };
+            let mut doomed = Doomed::new();
+            let mut strays = Strays::new();
+            {
+                let mut locked = cache.node(nid).lock(cache, &self.frames);
+                // Arrays that are switched off are not replaced by the shared one.
+                let arrays = cache.limit.load(core::sync::atomic::Ordering::Relaxed) != 0;
+                let n = if arrays {
+                    locked.lists.shared.push_n(these)
+                } else {
+                    0
+                };
+                let once = self.improvements.release_once();
+                locked.give(&these[..these.len() - n], &mut strays, &mut doomed, once);
+            }
+            // None of them strays: they were sorted by their own nodes.
+            self.release(cache, doomed);
+        }
+    }
+
+    /// Frees an object of another node: into the alien cache for it, and that one's objects home when it is full.
+    #[cold]
+    #[inline(never)]
+    fn free_alien(&self, cache: &Cache<H>, object: NonNull<u8>, nid: Nid) {
+        let host = self.host();
+        host.count(Event::SlabRemoteFree, 1);
+        let here = host.current_node();
+        let Some(alien) = cache.node(here).aliens.to(nid) else {
+            return self.give_home(cache, &[object]);
+        };
+        let mut buffer = [NonNull::dangling(); CHUNK];
+        let n = {
+            let mut stack = alien.stack.lock();
+            if cache.limit.load(core::sync::atomic::Ordering::Relaxed) != 0 && stack.push(object) {
+                return;
+            }
+            stack.pop_n(&mut buffer[..CHUNK - 1])
+        };
+        buffer[n] = object;
+        host.count(Event::SlabAlienFlush, n as u64);
+        self.give_home(cache, &buffer[..=n]);
+    }
+}

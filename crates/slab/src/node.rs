@@ -1,0 +1,502 @@
+//! The part of a cache that belongs to one memory node: its slab lists and the
+//! array that the node's CPUs share.
+//!
+//! Everything here happens under the node's lock, through [`LockedNode`], which
+//! publishes the two hints that are read without it when it is dropped.
+
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use flagstone_frames::{Frames, PageRun};
+use flagstone_host::{Event, Host, Mutex, MutexGuard, classes};
+use flagstone_types::{FreeError, Nid};
+
+use crate::alien::AlienCaches;
+use crate::cache::Cache;
+use crate::lists::SlabList;
+use crate::record::{ListId, Record};
+use crate::tuning::ArrayTuning;
+
+/// One node of one cache.
+pub(crate) struct Node<H: Host> {
+    pub(crate) lists: Mutex<H, classes::SlabNode, Lists<H>>,
+    /// Objects in the slabs' indexes (S4).
+    free_objects: AtomicUsize,
+    /// Objects in the shared array, as a hint.
+    shared_len: AtomicU32,
+    /// The colour of the next slab, before it is taken modulo the number of colours.
+    pub(crate) colour_next: AtomicU32,
+    /// Objects of other nodes freed here; none where there is one node.
+    pub(crate) aliens: AlienCaches<H>,
+    pub(crate) nid: Nid,
+}
+
+/// What the node's lock protects.
+pub(crate) struct Lists<H: Host> {
+    pub(crate) partial: SlabList<H>,
+    pub(crate) full: SlabList<H>,
+    pub(crate) free: SlabList<H>,
+    pub(crate) free_objects: usize,
+    /// Above so many free objects, free slabs go back to the page allocator.
+    pub(crate) free_limit: usize,
+    pub(crate) shared: Shared,
+    /// Objects that the shared array should be able to hold; its memory comes when it is first wanted.
+    pub(crate) shared_wanted: u32,
+    /// Whether a flush found the shared array full since it was last empty: then it is too small for
+    /// the way the cache is used.
+    pub(crate) overflowed: bool,
+    /// Whether an array was refilled since one was last flushed: then they are too small.
+    pub(crate) refilled: bool,
+}
+
+/// The stack of objects that the CPUs of a node share.
+pub(crate) struct Shared {
+    slots: NonNull<NonNull<u8>>,
+    pub(crate) len: u32,
+    pub(crate) limit: u32,
+    pub(crate) capacity: u32,
+    /// The least number of objects in it since the reaper last looked: what was idle.
+    pub(crate) low: u32,
+    pub(crate) memory: Option<PageRun>,
+}
+
+// SAFETY: the slots are reached only through the owner's lock (S8).
+unsafe impl Send for Shared {}
+// SAFETY: records are reached under the node's lock (S5).
+unsafe impl<H: Host> Send for Lists<H> {}
+
+impl Shared {
+    /// A shared array that holds nothing until it is given memory.
+    pub(crate) const fn new(limit: u32) -> Self {
+        Self {
+            slots: NonNull::dangling(),
+            len: 0,
+            limit,
+            capacity: 0,
+            low: 0,
+            memory: None,
+        }
+    }
+
+    /// Gives the array its slots.
+    pub(crate) fn provide<H: Host>(&mut self, frames: &Frames<H>, run: PageRun, capacity: u32) {
+        self.slots = frames.host().frame_ptr(run.start()).cast();
+        self.capacity = capacity;
+        self.memory = Some(run);
+    }
+
+    /// The objects, the last one on top.
+    pub(crate) fn objects(&self) -> &[NonNull<u8>] {
+        // SAFETY: the first `len` slots are written; the array is ours under the lock (S8).
+        unsafe { core::slice::from_raw_parts(self.slots.as_ptr(), self.len as usize) }
+    }
+
+    /// Room for up to `n` more objects within the limit.
+    fn room(&mut self, n: usize) -> &mut [MaybeUninit<NonNull<u8>>] {
+        let most = self.limit.min(self.capacity);
+        let n = n.min(most.saturating_sub(self.len) as usize);
+        // SAFETY: `len + n <= capacity`, the number of slots, which are ours (S8).
+        unsafe {
+            core::slice::from_raw_parts_mut(self.slots.add(self.len as usize).cast().as_ptr(), n)
+        }
+    }
+
+    /// Takes the top `n` objects off, `n` at most `len`.
+    pub(crate) fn drop_top(&mut self, n: usize) {
+        self.len -= n as u32;
+        self.low = self.low.min(self.len);
+    }
+
+    /// Puts as many of `objects` as there is room for on top, from its end; returns how many.
+    pub(crate) fn push_n(&mut self, objects: &[NonNull<u8>]) -> usize {
+        let room = self.room(objects.len());
+        let n = room.len();
+        room.write_copy_of_slice(&objects[objects.len() - n..]);
+        self.len += n as u32;
+        n
+    }
+
+    /// Lets `fill` write up to `n` objects on top; it returns how many it wrote, from the start.
+    pub(crate) fn fill(
+        &mut self,
+        n: usize,
+        fill: impl FnOnce(&mut [MaybeUninit<NonNull<u8>>]) -> usize,
+    ) -> usize {
+        let n = fill(self.room(n));
+        self.len += n as u32;
+        n
+    }
+}
+
+/// Slabs that left their lists, chained through their records, to be released when no lock is held.
+pub(crate) struct Doomed<H: Host>(SlabList<H>);
+
+impl<H: Host> Doomed<H> {
+    pub(crate) const fn new() -> Self {
+        Self(SlabList::new())
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<NonNull<Record<H>>> {
+        let slab = self.0.first()?;
+        // SAFETY: the chain owns its slabs, and this one is on it.
+        unsafe { self.0.remove(slab) };
+        Some(slab)
+    }
+
+    /// # Safety
+    /// The caller owns the slab, which is on no list.
+    pub(crate) unsafe fn push(&mut self, slab: NonNull<Record<H>>) {
+        // SAFETY: as promised; a list owned by one context needs no lock.
+        unsafe { self.0.push(slab, ListId::None) };
+    }
+}
+
+impl<H: Host> Node<H> {
+    pub(crate) fn new(
+        nid: Nid,
+        aliens: AlienCaches<H>,
+        free_limit: usize,
+        arrays: &ArrayTuning,
+    ) -> Self {
+        Self {
+            lists: lock_api::Mutex::new(Lists {
+                partial: SlabList::new(),
+                full: SlabList::new(),
+                free: SlabList::new(),
+                free_objects: 0,
+                free_limit,
+                shared: Shared::new(arrays.shared_limit.min(arrays.shared_capacity)),
+                shared_wanted: arrays.shared_capacity,
+                overflowed: false,
+                refilled: false,
+            }),
+            free_objects: AtomicUsize::new(0),
+            shared_len: AtomicU32::new(0),
+            colour_next: AtomicU32::new(0),
+            aliens,
+            nid,
+        }
+    }
+
+    /// Whether there was anything to fetch a moment ago. Reads without the lock: a stale
+    /// "no" costs a new slab, a stale "yes" costs a lock (S4).
+    pub(crate) fn looks_stocked(&self) -> bool {
+        self.free_objects.load(Ordering::Relaxed) != 0
+            || self.shared_len.load(Ordering::Relaxed) != 0
+    }
+
+    /// Free objects in slabs, as a hint.
+    pub(crate) fn free_hint(&self) -> usize {
+        self.free_objects.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lock<'a>(
+        &'a self,
+        cache: &'a Cache<H>,
+        frames: &'a Frames<H>,
+    ) -> LockedNode<'a, H> {
+        let lists = self.lists.lock();
+        LockedNode {
+            node: self,
+            cache,
+            frames,
+            lists,
+            steps: 0,
+        }
+    }
+}
+
+/// A node whose lock is held.
+pub(crate) struct LockedNode<'a, H: Host> {
+    node: &'a Node<H>,
+    cache: &'a Cache<H>,
+    frames: &'a Frames<H>,
+    pub(crate) lists: MutexGuard<'a, H, classes::SlabNode, Lists<H>>,
+    /// Objects and list moves handled under the lock.
+    pub(crate) steps: u64,
+}
+
+impl<H: Host> Drop for LockedNode<'_, H> {
+    fn drop(&mut self) {
+        self.node
+            .free_objects
+            .store(self.lists.free_objects, Ordering::Relaxed);
+        self.node
+            .shared_len
+            .store(self.lists.shared.len, Ordering::Relaxed);
+        let host = self.frames.host();
+        host.count(Event::SlabNodeLock, 1);
+        host.count(Event::SlabNodeSteps, self.steps);
+    }
+}
+
+/// Pointers that belong to another node than the one they were given to.
+pub(crate) struct Strays {
+    objects: [NonNull<u8>; Self::MOST],
+    len: usize,
+}
+
+impl Strays {
+    /// As many as one call of [`LockedNode::give`] may be handed.
+    pub(crate) const MOST: usize = 64;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            objects: [NonNull::dangling(); Self::MOST],
+            len: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, object: NonNull<u8>) {
+        self.objects[self.len] = object;
+        self.len += 1;
+    }
+
+    pub(crate) fn as_slice(&self) -> &[NonNull<u8>] {
+        &self.objects[..self.len]
+    }
+}
+
+impl<H: Host> LockedNode<'_, H> {
+    /// Takes up to `into.len()` objects out of the slabs, partial ones first.
+    pub(crate) fn take(&mut self, into: &mut [NonNull<u8>]) -> usize {
+        let mut n = 0;
+        while n < into.len() {
+            let lists = &mut *self.lists;
+            let Some(slab) = lists.partial.first().or_else(|| lists.free.first()) else {
+                break;
+            };
+            // SAFETY: the slab is on a list of this node, whose lock is held (S5).
+            let got = unsafe {
+                let record = &mut *slab.as_ptr();
+                let list = record.list;
+                let got = record.take(self.cache, &mut into[n..]);
+                let is_full = record.active == self.cache.layout.num;
+                record.idle = false;
+                if is_full || list == ListId::Free {
+                    match list {
+                        ListId::Free => lists.free.remove(slab),
+                        _ => lists.partial.remove(slab),
+                    }
+                    if is_full {
+                        lists.full.push(slab, ListId::Full);
+                    } else {
+                        lists.partial.push(slab, ListId::Partial);
+                    }
+                    self.steps += 1;
+                }
+                got
+            };
+            lists.free_objects -= got;
+            n += got;
+        }
+        self.steps += n as u64;
+        n
+    }
+
+    /// Puts objects back into their slabs. Those of another node end up in `strays`; pointers that
+    /// are no objects are reported (S12). Slabs that are to be released go to `doomed`.
+    pub(crate) fn give(
+        &mut self,
+        objects: &[NonNull<u8>],
+        strays: &mut Strays,
+        doomed: &mut Doomed<H>,
+        release_once: bool,
+    ) {
+        let bytes = self.cache.layout.order.bytes(H::PAGE_SHIFT);
+        let mut known: Option<(usize, NonNull<Record<H>>)> = None;
+        for &object in objects {
+            let address = object.as_ptr().addr();
+            let slab = match known {
+                Some((start, slab)) if address.wrapping_sub(start) < bytes => slab,
+                _ => match self.cache.slab_of(self.frames, object) {
+                    Ok((start, nid, slab)) if nid == self.node.nid => {
+                        known = Some((start, slab));
+                        slab
+                    }
+                    Ok(_) => {
+                        strays.push(object);
+                        continue;
+                    }
+                    Err(error) => {
+                        self.cache.report_bad_free(object, error);
+                        continue;
+                    }
+                },
+            };
+            // SAFETY: the slab is one of this node of this cache, and the node's lock is held (S5).
+            if let Err(error) = unsafe { self.give_one(slab, object, doomed, release_once) } {
+                self.cache.report_bad_free(object, error);
+            }
+        }
+        self.steps += objects.len() as u64;
+        if release_once {
+            self.release_surplus(doomed);
+        }
+    }
+
+    /// Puts objects back that were just taken from this node's slabs.
+    pub(crate) fn restore(&mut self, objects: &[NonNull<u8>]) {
+        let mut doomed = Doomed::new();
+        for &object in objects {
+            let Ok((_, _, slab)) = self.cache.slab_of(self.frames, object) else {
+                continue;
+            };
+            // SAFETY: the slab is of this node, whose lock is held (S5). It can not be refused, having been
+            // taken under the same lock; nothing is released, so `doomed` stays empty.
+            let _ = unsafe { self.give_one(slab, object, &mut doomed, true) };
+        }
+    }
+
+    /// # Safety
+    /// S5 for `slab`.
+    #[inline]
+    unsafe fn give_one(
+        &mut self,
+        slab: NonNull<Record<H>>,
+        object: NonNull<u8>,
+        doomed: &mut Doomed<H>,
+        release_once: bool,
+    ) -> Result<(), FreeError> {
+        // SAFETY: as promised.
+        unsafe {
+            let record = &mut *slab.as_ptr();
+            record.give(self.cache, object)?;
+            let lists = &mut *self.lists;
+            lists.free_objects += 1;
+            let was_full = record.active + 1 == self.cache.layout.num;
+            let is_free = record.active == 0;
+            if !was_full && !is_free {
+                return Ok(());
+            }
+            match record.list {
+                ListId::Full => lists.full.remove(slab),
+                _ => lists.partial.remove(slab),
+            }
+            self.steps += 1;
+            if !is_free {
+                lists.partial.push(slab, ListId::Partial);
+            } else if !release_once && lists.free_objects > lists.free_limit {
+                // The published behaviour before the improvement: decided at each freed object.
+                lists.free_objects -= self.cache.layout.num as usize;
+                doomed.push(slab);
+            } else {
+                (*slab.as_ptr()).idle = false;
+                lists.free.push(slab, ListId::Free);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes free slabs off their list until no more than the limit of objects are free.
+    pub(crate) fn release_surplus(&mut self, doomed: &mut Doomed<H>) {
+        let limit = self.lists.free_limit;
+        while self.lists.free_objects > limit && self.release_one(doomed) {}
+    }
+
+    /// Takes the free slab that has been free longest off its list; `false` if there is none.
+    pub(crate) fn release_one(&mut self, doomed: &mut Doomed<H>) -> bool {
+        let lists = &mut *self.lists;
+        let Some(slab) = lists.free.last() else {
+            return false;
+        };
+        // SAFETY: the slab is on the free list of this node, whose lock is held (S5); then it is ours.
+        unsafe {
+            lists.free.remove(slab);
+            doomed.push(slab);
+        }
+        lists.free_objects -= self.cache.layout.num as usize;
+        self.steps += 1;
+        true
+    }
+
+    /// Takes the free slabs off their list that were there already when this was last called.
+    pub(crate) fn release_idle(&mut self, doomed: &mut Doomed<H>) {
+        // The longest free are last; a slab that is not idle has only slabs like it before it.
+        while let Some(slab) = self.lists.free.last() {
+            // SAFETY: the slab is on a list of this node, whose lock is held (S5).
+            if !unsafe { (*slab.as_ptr()).idle } {
+                break;
+            }
+            self.release_one(doomed);
+        }
+        // SAFETY: as above; the list is not changed.
+        unsafe {
+            self.lists
+                .free
+                .for_each(|slab| (*slab.as_ptr()).idle = true)
+        };
+    }
+
+    /// Puts a slab that its owner filled an array from on the list where it belongs.
+    ///
+    /// # Safety
+    /// The caller owns the slab, which is of this node of this cache.
+    pub(crate) unsafe fn link(&mut self, slab: NonNull<Record<H>>) {
+        let lists = &mut *self.lists;
+        // SAFETY: as promised.
+        unsafe {
+            let active = (*slab.as_ptr()).active;
+            lists.free_objects += (self.cache.layout.num - active) as usize;
+            if active == self.cache.layout.num {
+                lists.full.push(slab, ListId::Full);
+            } else if active == 0 {
+                lists.free.push(slab, ListId::Free);
+            } else {
+                lists.partial.push(slab, ListId::Partial);
+            }
+        }
+        self.steps += 1;
+    }
+
+    /// Checks S2 to S4 for every slab of the node.
+    pub(crate) fn validate(&mut self) -> Result<(), &'static str> {
+        let lists = &*self.lists;
+        let mut free_objects = 0;
+        let mut wrong = None;
+        for (list, id) in [
+            (&lists.partial, ListId::Partial),
+            (&lists.full, ListId::Full),
+            (&lists.free, ListId::Free),
+        ] {
+            let mut count = 0;
+            // SAFETY: the node's lock is held (S5).
+            unsafe {
+                list.for_each(|slab| {
+                    count += 1;
+                    let record = slab.as_ref();
+                    let num = self.cache.layout.num;
+                    free_objects += (num - record.active) as usize;
+                    let belongs = if record.active == num {
+                        ListId::Full
+                    } else if record.active == 0 {
+                        ListId::Free
+                    } else {
+                        ListId::Partial
+                    };
+                    if record.list != id || belongs != id {
+                        wrong = Some("node: slab on the wrong list");
+                    }
+                    match self.cache.slab_of(self.frames, record.objects) {
+                        Ok((_, nid, found)) if found == slab && nid == self.node.nid => {}
+                        _ => wrong = Some("node: slab is not found by its objects"),
+                    }
+                    if let Err(e) = record.validate(self.cache) {
+                        wrong = Some(e);
+                    }
+                });
+            }
+            if count != list.len() {
+                wrong = Some("node: length of a list");
+            }
+        }
+        if free_objects != lists.free_objects {
+            wrong = Some("node: free_objects is not the sum over its slabs");
+        }
+        wrong.map_or(Ok(()), Err)
+    }
+}

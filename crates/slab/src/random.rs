@@ -1,0 +1,159 @@
+//! Randomised free lists: new slabs hand out their objects in an order that can not be guessed (S10).
+//!
+//! One random permutation per cache is computed when randomisation is first wanted; each new slab
+//! starts at a random place in it and goes round. Before the permutation
+//! exists, or where there is no memory for it, an order is computed on the fly: a random start and a random stride
+//! that has no common divisor with the number of objects.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// A permutation of a cache's object numbers, once it exists.
+pub(crate) struct Sequence {
+    entries: AtomicPtr<u16>,
+    /// Whether some context computes it or has done so.
+    begun: AtomicBool,
+}
+
+/// A small generator (splitmix64) for one shuffle, seeded by the host.
+pub(crate) struct Shuffle(u64);
+
+impl Shuffle {
+    pub(crate) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, by multiplication; the bias is below `n / 2^64`.
+    fn below(&mut self, n: u32) -> u32 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
+    }
+}
+
+impl Sequence {
+    pub(crate) const fn none() -> Self {
+        Self {
+            entries: AtomicPtr::new(null_mut()),
+            begun: AtomicBool::new(false),
+        }
+    }
+
+    /// Claims the right to compute the sequence; `false` if it is taken.
+    pub(crate) fn begin(&self) -> bool {
+        !self.begun.swap(true, Ordering::Relaxed)
+    }
+
+    /// Gives the right up.
+    pub(crate) fn abandon(&self) {
+        self.begun.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exists(&self) -> bool {
+        !self.entries.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Writes a permutation of `0..num` into `memory` and publishes it.
+    ///
+    /// # Safety
+    /// The caller has the right from [`Sequence::begin`]; `memory` has room for `num` entries and lives as long as the cache.
+    pub(crate) unsafe fn publish(&self, memory: *mut u16, num: u32, seed: u64) {
+        let mut shuffle = Shuffle::new(seed);
+        // SAFETY: room for `num` entries, not shared yet.
+        let entries = unsafe { core::slice::from_raw_parts_mut(memory, num as usize) };
+        for (i, e) in entries.iter_mut().enumerate() {
+            *e = i as u16;
+        }
+        for i in (1..num).rev() {
+            entries.swap(i as usize, shuffle.below(i + 1) as usize);
+        }
+        self.entries.store(memory, Ordering::Release);
+    }
+
+    /// The memory of the permutation, taken out.
+    pub(crate) fn retract(&mut self) -> *mut u16 {
+        core::mem::replace(self.entries.get_mut(), null_mut())
+    }
+
+    /// The order of one new slab of `num` objects: calls for position `0..num` give a permutation.
+    pub(crate) fn order(&self, num: u32, seed: u64) -> impl Fn(u32) -> u32 + use<> {
+        let entries = self.entries.load(Ordering::Acquire);
+        let mut shuffle = Shuffle::new(seed);
+        let start = shuffle.below(num);
+        let mut stride = 1;
+        if entries.is_null() && num > 2 {
+            stride = 1 + shuffle.below(num - 1);
+            while gcd(stride, num) != 1 {
+                stride = stride % (num - 1) + 1;
+            }
+        }
+        move |at| {
+            let at =
+                ((u64::from(start) + u64::from(at) * u64::from(stride)) % u64::from(num)) as u32;
+            if entries.is_null() {
+                at
+            } else {
+                // SAFETY: a published permutation has `num` entries and lives as long as the cache.
+                u32::from(unsafe { entries.add(at as usize).read() })
+            }
+        }
+    }
+}
+
+const fn gcd(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::vec::Vec;
+
+    fn is_permutation(order: &[u32]) -> bool {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        sorted.iter().enumerate().all(|(i, &v)| v == i as u32)
+    }
+
+    #[test]
+    fn every_order_is_a_permutation_with_and_without_a_sequence() {
+        for num in [1, 2, 3, 4, 7, 64, 255, 256, 1000, 4096] {
+            let mut memory = std::vec![0u16; num as usize];
+            let sequence = Sequence::none();
+            for seed in 0..20 {
+                let order: Vec<u32> = (0..num).map(sequence.order(num, seed)).collect();
+                assert!(is_permutation(&order), "on the fly {num} {seed}");
+            }
+            // SAFETY: the vector outlives the sequence's use here.
+            unsafe { sequence.publish(memory.as_mut_ptr(), num, 42) };
+            for seed in 0..20 {
+                let order: Vec<u32> = (0..num).map(sequence.order(num, seed)).collect();
+                assert!(is_permutation(&order), "from the sequence {num} {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn slabs_differ_and_only_one_context_computes_the_sequence() {
+        let mut memory = std::vec![0u16; 64];
+        let mut sequence = Sequence::none();
+        assert!(sequence.begin() && !sequence.begin());
+        // SAFETY: the vector outlives the sequence's use here.
+        unsafe { sequence.publish(memory.as_mut_ptr(), 64, 1) };
+        let first: Vec<u32> = (0..64).map(sequence.order(64, 7)).collect();
+        let second: Vec<u32> = (0..64).map(sequence.order(64, 8)).collect();
+        assert_ne!(first, second);
+        assert_ne!(first, (0..64).collect::<Vec<_>>());
+        assert_eq!(sequence.retract(), memory.as_mut_ptr());
+        assert!(!sequence.exists());
+    }
+}

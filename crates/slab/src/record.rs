@@ -1,0 +1,260 @@
+//! The slab record: what is known of one slab, kept in the metadata of its first page.
+//!
+//! Taking and giving objects here is pure arithmetic on the record and the index; who may do it
+//! is `MODEL.md` S5: the holder of the node's lock, or the one context that owns the slab.
+
+use core::ptr::{NonNull, null_mut};
+use flagstone_host::{Host, RcuHead};
+use flagstone_types::FreeError;
+
+use crate::cache::Cache;
+use crate::layout::IndexPlace;
+
+/// Which list of its node a slab is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ListId {
+    /// None: one context owns the slab.
+    None,
+    /// Some objects are free.
+    Partial,
+    /// No object is free.
+    Full,
+    /// All objects are free.
+    Free,
+}
+
+/// The 56 bytes of a slab in its head page's metadata.
+#[repr(C)]
+pub(crate) struct Record<H: Host> {
+    pub(crate) links: Links<H>,
+    /// The first object.
+    pub(crate) objects: NonNull<u8>,
+    /// The index of free objects; null in a full slab with the index in an object.
+    pub(crate) index: *mut u8,
+    pub(crate) cache: NonNull<Cache<H>>,
+    /// Objects that are out of the slab.
+    pub(crate) active: u32,
+    /// Index entries from here on stand for themselves.
+    pub(crate) written: u32,
+    pub(crate) list: ListId,
+    /// Whether a reaper saw the slab free and untouched since.
+    pub(crate) idle: bool,
+}
+
+/// While a slab lives, its neighbours on its list; when its pages wait for a grace period, the
+/// place of the deferred call.
+#[repr(C)]
+pub(crate) union Links<H: Host> {
+    pub(crate) list: Neighbours<H>,
+    pub(crate) rcu: core::mem::ManuallyDrop<RcuHead>,
+}
+
+pub(crate) struct Neighbours<H: Host> {
+    pub(crate) next: *mut Record<H>,
+    pub(crate) prev: *mut Record<H>,
+}
+
+impl<H: Host> Clone for Neighbours<H> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<H: Host> Copy for Neighbours<H> {}
+
+impl<H: Host> Record<H> {
+    pub(crate) const NO_LINKS: Links<H> = Links {
+        list: Neighbours {
+            next: null_mut(),
+            prev: null_mut(),
+        },
+    };
+
+    /// Object number `i` of the slab.
+    ///
+    /// # Safety
+    /// `i < num` of the cache.
+    #[inline]
+    unsafe fn object(&self, i: u32, size: u32) -> NonNull<u8> {
+        // SAFETY: object i lies within the slab (layout), so the offset stays inside its block (M1).
+        unsafe { self.objects.add(i as usize * size as usize) }
+    }
+
+    /// Entry `at` of the index.
+    ///
+    /// # Safety
+    /// S5; `at < num`.
+    #[inline]
+    unsafe fn entry(&self, at: u32, bytes: u8) -> u32 {
+        if at >= self.written {
+            return at;
+        }
+        // SAFETY: entries below `written` and at or above `active` are stored (S2).
+        unsafe {
+            if bytes == 1 {
+                u32::from(self.index.add(at as usize).read())
+            } else {
+                u32::from(self.index.cast::<u16>().add(at as usize).read())
+            }
+        }
+    }
+
+    /// Stores entry `at` of the index.
+    ///
+    /// # Safety
+    /// S5; `at < num`; the index exists.
+    #[inline]
+    unsafe fn set_entry(&mut self, at: u32, bytes: u8, value: u32) {
+        // SAFETY: the index has `num` entries and belongs to whoever may write the record (S5, S6).
+        unsafe {
+            if bytes == 1 {
+                self.index.add(at as usize).write(value as u8);
+            } else {
+                self.index
+                    .cast::<u16>()
+                    .add(at as usize)
+                    .write(value as u16);
+            }
+        }
+    }
+
+    /// Takes up to `into.len()` free objects out of the slab and returns how many.
+    ///
+    /// # Safety
+    /// S5.
+    pub(crate) unsafe fn take(&mut self, cache: &Cache<H>, into: &mut [NonNull<u8>]) -> usize {
+        let layout = &cache.layout;
+        let n = into.len().min((layout.num - self.active) as usize);
+        let from = self.active;
+        let end = from + n as u32;
+        let stored = self.written.clamp(from, end);
+        for at in from..stored {
+            // SAFETY: `at < num`; the entry is below `num` (S2).
+            into[(at - from) as usize] =
+                unsafe { self.object(self.entry(at, layout.entry), layout.size) };
+        }
+        // Entries never stored stand for themselves: a run of additions.
+        for at in stored..end {
+            // SAFETY: `at < num`.
+            into[(at - from) as usize] = unsafe { self.object(at, layout.size) };
+        }
+        self.active = end;
+        self.written = self.written.max(end);
+        if end == layout.num && layout.place == IndexPlace::InObject {
+            self.index = null_mut();
+        }
+        n
+    }
+
+    /// The number of the object at `object`, or what is wrong with the pointer.
+    pub(crate) fn number_of(
+        &self,
+        cache: &Cache<H>,
+        object: NonNull<u8>,
+    ) -> Result<u32, FreeError> {
+        let offset = object
+            .as_ptr()
+            .addr()
+            .wrapping_sub(self.objects.as_ptr().addr());
+        let number = cache.divide(offset);
+        if number >= cache.layout.num as usize {
+            return Err(FreeError::NotAllocated);
+        }
+        match offset - number * cache.layout.size as usize {
+            0 => Ok(number as u32),
+            offset => Err(FreeError::Interior { offset }),
+        }
+    }
+
+    /// Puts an object back.
+    ///
+    /// # Errors
+    /// If the pointer is not the start of an object, or no object of the slab is out.
+    ///
+    /// # Safety
+    /// S5; the object is nowhere else (S1), or is refused.
+    pub(crate) unsafe fn give(
+        &mut self,
+        cache: &Cache<H>,
+        object: NonNull<u8>,
+    ) -> Result<(), FreeError> {
+        let number = self.number_of(cache, object)?;
+        if self.active == 0 {
+            return Err(FreeError::AlreadyFree);
+        }
+        let layout = &cache.layout;
+        if self.active == layout.num && layout.place == IndexPlace::InObject {
+            self.index = object.as_ptr(); // S6
+        }
+        self.active -= 1;
+        // SAFETY: `active < num`; the index exists, since the slab is not full now.
+        unsafe { self.set_entry(self.active, layout.entry, number) };
+        Ok(())
+    }
+
+    /// Whether object `number` is in the slab's index, that is: free here.
+    ///
+    /// # Safety
+    /// S5.
+    pub(crate) unsafe fn is_listed(&self, cache: &Cache<H>, number: u32) -> bool {
+        // SAFETY: the range is within the index (S2).
+        (self.active..cache.layout.num)
+            .any(|at| unsafe { self.entry(at, cache.layout.entry) } == number)
+    }
+
+    /// Checks S2 and S6.
+    ///
+    /// # Safety
+    /// S5.
+    pub(crate) unsafe fn validate(&self, cache: &Cache<H>) -> Result<(), &'static str> {
+        let layout = &cache.layout;
+        let num = layout.num;
+        if self.active > num || self.written > num || self.active > self.written {
+            return Err("slab: active and written out of bounds");
+        }
+        if layout.place == IndexPlace::InObject {
+            if (self.active == num) != self.index.is_null() {
+                return Err("slab: in-object index exists iff the slab is not full");
+            }
+            if self.active < num {
+                // SAFETY: `num - 1` is within the index.
+                let holder = unsafe { self.object(self.entry(num - 1, layout.entry), layout.size) };
+                if holder.as_ptr() != self.index {
+                    return Err("slab: in-object index is not in the object handed out last");
+                }
+            }
+        }
+        for at in self.active..self.written {
+            // SAFETY: within the stored part of the index (S2).
+            let value = unsafe { self.entry(at, layout.entry) };
+            if value >= num {
+                return Err("slab: index entry out of bounds");
+            }
+            for other in at + 1..num {
+                // SAFETY: as above.
+                if unsafe { self.entry(other, layout.entry) } == value {
+                    return Err("slab: index entry twice");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lays the whole index down in the order that `next` gives, so that nothing is implied.
+    ///
+    /// # Safety
+    /// S5; no object is out; `order` writes a permutation of `0..num` when called for each position.
+    pub(crate) unsafe fn lay_index(&mut self, cache: &Cache<H>, mut order: impl FnMut(u32) -> u32) {
+        let layout = &cache.layout;
+        if layout.place == IndexPlace::InObject {
+            // SAFETY: a number below `num`.
+            self.index = unsafe { self.object(order(layout.num - 1), layout.size) }.as_ptr();
+        }
+        for at in 0..layout.num {
+            let value = order(at);
+            // SAFETY: `at < num`, the index exists.
+            unsafe { self.set_entry(at, layout.entry, value) };
+        }
+        self.written = layout.num;
+    }
+}
