@@ -1,1 +1,80 @@
-fn main() {}
+//! `cargo xtask`: what is done to the repository as a whole.
+//!
+//! ```text
+//!   ci       installs or names what is missing (packages), then runs the table of steps (steps);
+//!            one of the steps follows the links between the documents
+//!   links    only that step
+//! ```
+
+mod links;
+mod packages;
+mod steps;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// What is done to the repository as a whole.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run everything that has to pass before a change is accepted
+    Ci {
+        /// Run these steps only
+        #[arg(value_name = "STEP")]
+        only: Vec<String>,
+        /// Go on after a step that fails
+        #[arg(long)]
+        keep_going: bool,
+        /// Print the steps and do nothing
+        #[arg(long)]
+        list: bool,
+    },
+    /// Check that the links between the documents lead somewhere
+    Links,
+}
+
+fn main() -> ExitCode {
+    let root = root();
+    let outcome = match Cli::parse().command {
+        Command::Ci { list: true, .. } => {
+            steps::list();
+            Ok(())
+        }
+        Command::Ci {
+            only, keep_going, ..
+        } => ci(&root, &only, keep_going),
+        Command::Links => links::check(&root),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ci(root: &Path, only: &[String], keep_going: bool) -> Result<()> {
+    let chosen = steps::chosen(only)?;
+    if chosen.iter().any(|step| step.runs_programs) {
+        packages::provide()?;
+    }
+    steps::run(root, &chosen, keep_going)
+}
+
+/// The folder of the workspace.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("this crate is two folders below the root")
+        .to_owned()
+}

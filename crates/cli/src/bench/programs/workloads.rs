@@ -102,7 +102,7 @@ pub(super) fn sqlite(folder: &Path) -> Result<Box<dyn Program>> {
 /// gcc compiling one large file to an object.
 pub(super) fn gcc(folder: &Path) -> Result<Box<dyn Program>> {
     let source = folder.join("large.c");
-    fs::write(&source, c_source(250))?;
+    fs::write(&source, c_source(110))?;
     let object = folder.join("large.o");
     Ok(Box::new(Whole {
         program: installed("gcc", "gcc")?,

@@ -81,11 +81,9 @@ pub(super) fn provider() -> Result<PathBuf> {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: W3.
-    if address.is_null()
-        || unsafe { libc::dladdr(address, &mut info) } == 0
-        || info.dli_fname.is_null()
-    {
+    // SAFETY: W3. An address that is in no library, as null is, gives 0.
+    let found = unsafe { libc::dladdr(address, &mut info) };
+    if found == 0 || info.dli_fname.is_null() {
         bail!("no library provides malloc");
     }
     // SAFETY: W3. The loader's name of a loaded library lives as long as the library, which is never unloaded.

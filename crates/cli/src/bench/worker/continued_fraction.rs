@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use num_bigint::BigUint;
 use std::collections::HashMap;
 
-/// The product of two primes of 45 and 47 bits; the answer takes about a second.
-const EXAMPLE: &str = "3031689892128189280751446829";
+/// The product of two primes of 54 and 56 bits; the answer takes about a second.
+const EXAMPLE: &str = "794739315081862135303763809453847";
 /// Primes in the base.
 const BASE: usize = 220;
 
@@ -73,7 +73,7 @@ fn base_of(n: &BigUint) -> Vec<u64> {
         let prime = (3..)
             .step_by(2)
             .take_while(|d| d * d <= candidate)
-            .all(|d| candidate % d != 0);
+            .all(|d| !candidate.is_multiple_of(d));
         let (half, modulus) = (BigUint::from((candidate - 1) / 2), BigUint::from(candidate));
         if prime && n.modpow(&half, &modulus) <= BigUint::from(1_u8) {
             base.push(candidate);
