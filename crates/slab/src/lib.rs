@@ -17,6 +17,7 @@ mod alloc;
 mod cache;
 mod caches;
 mod drain;
+mod fork;
 mod free;
 mod grow;
 mod info;
