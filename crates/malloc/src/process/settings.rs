@@ -1,0 +1,225 @@
+//! Settings: the `FLAGSTONE_*` variables of the environment.
+//!
+//! Parsed without allocation from whatever strings the environment has. A variable of that prefix which is unknown or
+//! malformed is reported by name and changes nothing.
+
+use core::fmt;
+
+use flagstone_types::Bytes;
+
+/// How per-CPU arrays are made indivisible, as asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArrayChoice {
+    /// The best that the system has.
+    #[default]
+    Auto,
+    /// Restartable sequences, arrays by CPU number.
+    Cpu,
+    /// Restartable sequences, arrays by concurrency id.
+    Concurrency,
+    /// An exchange lock per array.
+    Exchange,
+}
+
+/// The longest value of `FLAGSTONE_STATS` in bytes.
+pub const LONGEST_STATS: usize = 1024;
+
+/// All settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Nodes to pretend, 1 to 64 (`FLAGSTONE_FAKE_NODES`); `None` for those of the machine.
+    pub fake_nodes: Option<u32>,
+    /// The form of per-CPU arrays (`FLAGSTONE_ARRAY=auto|rseq|cid|exchange`).
+    pub array: ArrayChoice,
+    /// How many bytes of free memory to keep (`FLAGSTONE_RETAIN`, with K, M or G).
+    pub retain: Option<Bytes>,
+    /// Whether to say at start which mode is in use (`FLAGSTONE_VERBOSE=1`).
+    pub verbose: bool,
+    stats: [u8; LONGEST_STATS],
+    stats_length: Option<u16>,
+}
+
+impl Settings {
+    /// What holds if no variable is set.
+    pub const DEFAULT: Self = Self {
+        fake_nodes: None,
+        array: ArrayChoice::Auto,
+        retain: None,
+        verbose: false,
+        stats: [0; LONGEST_STATS],
+        stats_length: None,
+    };
+
+    /// Where statistics are wanted (`FLAGSTONE_STATS`), as given; `None` if nowhere.
+    #[must_use]
+    pub fn stats(&self) -> Option<&[u8]> {
+        self.stats_length.map(|n| &self.stats[..n as usize])
+    }
+
+    /// Reads the settings among `environment`, strings of the form `NAME=value`. `report` is
+    /// told of each that is unknown or malformed.
+    pub fn parse<'a>(
+        environment: impl Iterator<Item = &'a [u8]>,
+        report: &mut dyn FnMut(fmt::Arguments<'_>),
+    ) -> Self {
+        let mut settings = Self::DEFAULT;
+        for string in environment {
+            let Some(rest) = string.strip_prefix(b"FLAGSTONE_") else { continue };
+            let end = rest.iter().position(|b| *b == b'=').unwrap_or(rest.len());
+            let (name, value) = (&rest[..end], rest.get(end + 1..).unwrap_or_default());
+            match settings.set(name, value) {
+                Ok(()) => {}
+                Err(Refused::Unknown) => {
+                    report(format_args!("setting FLAGSTONE_{} is unknown, ignored", Text(name)));
+                }
+                Err(Refused::Malformed(wanted)) => report(format_args!(
+                    "setting FLAGSTONE_{}={} is not {wanted}, ignored",
+                    Text(name),
+                    Text(value)
+                )),
+            }
+        }
+        settings
+    }
+
+    fn set(&mut self, name: &[u8], value: &[u8]) -> Result<(), Refused> {
+        match name {
+            b"FAKE_NODES" => match decimal(value) {
+                Some(n @ 1..=64) => self.fake_nodes = Some(n as u32),
+                _ => return Err(Refused::Malformed("a number from 1 to 64")),
+            },
+            b"ARRAY" => {
+                self.array = match value {
+                    b"auto" => ArrayChoice::Auto,
+                    b"rseq" => ArrayChoice::Cpu,
+                    b"cid" => ArrayChoice::Concurrency,
+                    b"exchange" => ArrayChoice::Exchange,
+                    _ => return Err(Refused::Malformed("one of auto, rseq, cid, exchange")),
+                }
+            }
+            b"RETAIN" => match size(value) {
+                Some(bytes) => self.retain = Some(bytes),
+                None => return Err(Refused::Malformed("a number of bytes (K, M and G may follow)")),
+            },
+            b"VERBOSE" => match value {
+                b"0" => self.verbose = false,
+                b"1" => self.verbose = true,
+                _ => return Err(Refused::Malformed("0 or 1")),
+            },
+            b"STATS" => {
+                let Some(room) = self.stats.get_mut(..value.len()) else {
+                    return Err(Refused::Malformed("at most 1024 bytes long"));
+                };
+                room.copy_from_slice(value);
+                self.stats_length = Some(value.len() as u16);
+            }
+            _ => return Err(Refused::Unknown),
+        }
+        Ok(())
+    }
+}
+
+enum Refused {
+    Unknown,
+    Malformed(&'static str),
+}
+
+/// A decimal number without sign, of at least one digit.
+fn decimal(text: &[u8]) -> Option<usize> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0usize, |n, b| {
+        let digit = b.is_ascii_digit().then(|| (b - b'0') as usize)?;
+        n.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+fn size(text: &[u8]) -> Option<Bytes> {
+    let (digits, shift) = match text.split_last()? {
+        (b'K' | b'k', digits) => (digits, 10),
+        (b'M' | b'm', digits) => (digits, 20),
+        (b'G' | b'g', digits) => (digits, 30),
+        _ => (text, 0),
+    };
+    decimal(digits)?.checked_mul(1 << shift).map(Bytes)
+}
+
+/// Bytes of the environment for a message: what is not printable ASCII becomes a question mark.
+struct Text<'a>(&'a [u8]);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        self.0.iter().take(80).try_for_each(|b| {
+            f.write_char(if b.is_ascii_graphic() || *b == b' ' { *b as char } else { '?' })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::{String, ToString as _};
+    use std::vec::Vec;
+
+    fn parse(environment: &[&str]) -> (Settings, Vec<String>) {
+        let mut reports = Vec::new();
+        let settings = Settings::parse(environment.iter().map(|s| s.as_bytes()), &mut |message| {
+            reports.push(message.to_string());
+        });
+        (settings, reports)
+    }
+
+    #[test]
+    fn every_setting_is_read() {
+        let (settings, reports) = parse(&[
+            "HOME=/",
+            "FLAGSTONE_FAKE_NODES=4",
+            "FLAGSTONE_ARRAY=cid",
+            "FLAGSTONE_RETAIN=64M",
+            "FLAGSTONE_VERBOSE=1",
+            "FLAGSTONE_STATS=/tmp/a b",
+        ]);
+        assert_eq!(reports, [""; 0]);
+        assert_eq!(settings.fake_nodes, Some(4));
+        assert_eq!(settings.array, ArrayChoice::Concurrency);
+        assert_eq!(settings.retain, Some(Bytes(64 << 20)));
+        assert!(settings.verbose);
+        assert_eq!(settings.stats(), Some(&b"/tmp/a b"[..]));
+    }
+
+    #[test]
+    fn unknown_and_malformed_settings_are_named_and_ignored() {
+        let (settings, reports) = parse(&[
+            "FLAGSTONE_FOO=1",
+            "FLAGSTONE_BAR",
+            "FLAGSTONE_FAKE_NODES=65",
+            "FLAGSTONE_FAKE_NODES=",
+            "FLAGSTONE_ARRAY=Rseq",
+            "FLAGSTONE_RETAIN=12Q\u{7}",
+            "FLAGSTONE_RETAIN=99999999999999999999",
+            "FLAGSTONE_RETAIN=99999999999999G",
+            "FLAGSTONE_VERBOSE=yes",
+        ]);
+        assert_eq!(reports.len(), 9);
+        assert_eq!(reports[0], "setting FLAGSTONE_FOO is unknown, ignored");
+        assert_eq!(reports[1], "setting FLAGSTONE_BAR is unknown, ignored");
+        assert_eq!(
+            reports[2],
+            "setting FLAGSTONE_FAKE_NODES=65 is not a number from 1 to 64, ignored"
+        );
+        assert!(reports[5].contains("FLAGSTONE_RETAIN=12Q? is not"), "{}", reports[5]);
+        assert!(settings.fake_nodes.is_none() && settings.retain.is_none() && !settings.verbose);
+        assert_eq!(settings.array, ArrayChoice::Auto);
+    }
+
+    #[test]
+    fn stats_too_long_to_keep_are_refused() {
+        let long = std::format!("FLAGSTONE_STATS={}", "x".repeat(LONGEST_STATS + 1));
+        let (settings, reports) = parse(&[&long]);
+        assert_eq!(reports.len(), 1);
+        assert!(settings.stats().is_none());
+        assert_eq!(parse(&["FLAGSTONE_STATS="]).0.stats(), Some(&b""[..]));
+    }
+}

@@ -1,0 +1,237 @@
+//! System calls made directly: no `errno` is written, no lock of the C library taken, and they work
+//! before the C library has been set up.
+//!
+//! A call returns the kernel's result or an [`Errno`]. Arguments are plain words; the safe wrappers
+//! below are those that can not harm memory.
+
+use core::arch::asm;
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+/// Makes system call `number`.
+///
+/// # Safety
+/// The call does to memory what its manual says; that must be sound.
+#[inline]
+pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Result<usize, Errno> {
+    let result: isize;
+    // SAFETY: the instruction changes rax, rcx, r11 and what the call is said to change; the caller answers for the latter.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+/// Maps `length` bytes of private anonymous memory with the rights `protection`, at `at` exactly if that is
+/// not 0 (and free), else anywhere.
+///
+/// # Errors
+/// The kernel's: `ENOMEM`, or `EEXIST` if something is at `at`.
+pub(crate) fn map(at: usize, length: usize, protection: i32) -> Result<usize, Errno> {
+    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    if at != 0 {
+        flags |= libc::MAP_FIXED_NOREPLACE;
+    }
+    // SAFETY: without MAP_FIXED a new mapping replaces nothing.
+    let got = unsafe {
+        call(libc::SYS_mmap, [at, length, protection as usize, flags as usize, usize::MAX, 0])
+    }?;
+    if at != 0 && got != at {
+        // A kernel before 4.17 takes the address for a hint.
+        // SAFETY: the mapping was made just now and is known to nobody.
+        let _ = unsafe { unmap(got, length) };
+        return Err(Errno(libc::EEXIST));
+    }
+    Ok(got)
+}
+
+/// Removes a mapping.
+///
+/// # Safety
+/// Nobody uses that memory any more.
+pub(crate) unsafe fn unmap(at: usize, length: usize) -> Result<(), Errno> {
+    if length == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller answers for it.
+    unsafe { call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives memory the rights to be read and written.
+pub(crate) fn allow_writes(at: usize, length: usize) -> Result<(), Errno> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: adding rights takes nothing from anybody; callers pass memory of this host.
+    unsafe { call(libc::SYS_mprotect, [at, length, rights as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives memory the right to be read.
+pub(crate) fn allow_reads(at: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: callers pass memory of this host that had no rights yet.
+    unsafe { call(libc::SYS_mprotect, [at, length, libc::PROT_READ as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives the kernel advice on memory.
+///
+/// # Safety
+/// With `MADV_DONTNEED` the contents are lost: the caller owns them.
+pub(crate) unsafe fn advise(at: usize, length: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the caller answers for it.
+    unsafe { call(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives a mapping a name in `/proc/self/maps`, where the kernel can do so.
+pub(crate) fn name(at: usize, length: usize, name: &'static core::ffi::CStr) {
+    const PR_SET_VMA: usize = 0x5356_4d41;
+    // SAFETY: only the mapping's name changes, and the kernel copies the string.
+    let _ = unsafe {
+        call(libc::SYS_prctl, [PR_SET_VMA, 0, at, length, name.as_ptr() as usize, 0])
+    };
+}
+
+/// Asks that memory comes from `node` where it can.
+pub(crate) fn prefer_node(at: usize, length: usize, node: u32) {
+    const MPOL_PREFERRED: usize = 1;
+    let mut mask = [0u64; 16];
+    let Some(word) = mask.get_mut(node as usize / 64) else { return };
+    *word = 1 << (node % 64);
+    // SAFETY: a policy changes no contents; the mask outlives the call.
+    let _ = unsafe {
+        call(libc::SYS_mbind, [at, length, MPOL_PREFERRED, mask.as_ptr() as usize, 1024, 0])
+    };
+}
+
+/// Waits until `word` is woken, if it still holds `value`; may return for no reason.
+pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word outlives the call, and the kernel only reads it.
+    let _ = unsafe {
+        call(libc::SYS_futex, [word.as_ptr() as usize, op as usize, value as usize, 0, 0, 0])
+    };
+}
+
+/// Wakes up to `how_many` that wait on `word`.
+pub(crate) fn futex_wake(word: &core::sync::atomic::AtomicU32, how_many: u32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the address is a key only.
+    let _ = unsafe {
+        call(libc::SYS_futex, [word.as_ptr() as usize, op as usize, how_many as usize, 0, 0, 0])
+    };
+}
+
+/// Lets another thread run.
+pub(crate) fn yield_now() {
+    // SAFETY: has no effect on memory.
+    let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
+/// What `membarrier` is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Barrier {
+    /// Announces that [`Barrier::Restart`] will be used.
+    RegisterRestart,
+    /// Restarts every section of every thread of the process that runs now.
+    Restart,
+}
+
+/// A barrier on every thread of the process.
+pub(crate) fn membarrier(what: Barrier) -> Result<(), Errno> {
+    let command = match what {
+        Barrier::Restart => 1 << 7,
+        Barrier::RegisterRestart => 1 << 8,
+    };
+    // SAFETY: has no effect on memory but order.
+    unsafe { call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Fills `into` with random bytes if the kernel has them ready.
+pub(crate) fn random(into: &mut [u8]) -> bool {
+    const GRND_NONBLOCK: usize = 1;
+    let (at, length) = (into.as_mut_ptr() as usize, into.len());
+    // SAFETY: the kernel writes at most `length` bytes to the exclusively borrowed slice.
+    let got = unsafe { call(libc::SYS_getrandom, [at, length, GRND_NONBLOCK, 0, 0, 0]) };
+    got == Ok(length)
+}
+
+/// Writes all of `bytes` to `fd` unless that fails.
+pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: the kernel reads the borrowed bytes.
+        let wrote = unsafe {
+            call(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0])
+        };
+        match wrote {
+            Ok(n) if n > 0 => bytes = &bytes[n.min(bytes.len())..],
+            Err(Errno(libc::EINTR)) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Reads the file `path` into `into`, at most as much as fits, and returns what was read.
+pub(crate) fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string that outlives the call.
+    let fd = unsafe {
+        call(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])
+    }
+    .ok()?;
+    let mut filled = 0;
+    while filled < into.len() {
+        let rest = &mut into[filled..];
+        // SAFETY: the kernel writes at most the length of the exclusively borrowed rest.
+        let got = unsafe {
+            call(libc::SYS_read, [fd, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0])
+        };
+        match got {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(Errno(libc::EINTR)) => {}
+            Err(_) => break,
+        }
+    }
+    // SAFETY: the descriptor was opened above and is used by nobody else.
+    let _ = unsafe { call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
+    Some(&into[..filled])
+}
+
+/// The soft limit of the address space in bytes, `None` if there is none.
+pub(crate) fn address_space_limit() -> Option<usize> {
+    let mut limit = [0u64; 2];
+    // SAFETY: the kernel writes two words to the exclusively borrowed array.
+    let got = unsafe {
+        call(
+            libc::SYS_prlimit64,
+            [0, libc::RLIMIT_AS as usize, 0, limit.as_mut_ptr() as usize, 0, 0],
+        )
+    };
+    (got.is_ok() && limit[0] != u64::MAX).then_some(limit[0] as usize)
+}
+
+/// Bytes of address space in use.
+pub(crate) fn address_space_used() -> Option<usize> {
+    let mut text = [0; 128];
+    let text = read_file(c"/proc/self/statm", &mut text)?;
+    let digits = text.iter().take_while(|b| b.is_ascii_digit());
+    let pages = digits.fold(0usize, |n, b| n.wrapping_mul(10).wrapping_add((b - b'0') as usize));
+    (pages > 0).then(|| pages << 12)
+}
+
+/// Bytes of memory that the system has.
+pub(crate) fn system_memory() -> usize {
+    // SAFETY: all-zero bytes are a value of this plain structure.
+    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: the kernel fills the exclusively borrowed structure.
+    let got = unsafe { call(libc::SYS_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) };
+    if got.is_err() {
+        return 0;
+    }
+    (info.totalram as usize).saturating_mul(info.mem_unit as usize)
+}
