@@ -31,8 +31,13 @@ fn slab_bytes(snapshot: &Snapshot, cache: &Cache) -> u64 {
     cache.num_slabs * cache.pagesperslab * snapshot.page_bytes
 }
 
+/// What no user has; where objects in arrays are not told apart, they count as used.
 fn free_bytes(snapshot: &Snapshot, cache: &Cache) -> u64 {
-    slab_bytes(snapshot, cache).saturating_sub(cache.active_objs * cache.objsize)
+    let used = cache
+        .more
+        .as_ref()
+        .map_or(cache.active_objs, |more| more.used_objs);
+    slab_bytes(snapshot, cache).saturating_sub(used * cache.objsize)
 }
 
 fn sort(snapshot: &mut Snapshot, key: SortKey) {
@@ -86,7 +91,7 @@ fn count_layouts(snapshot: &Snapshot) -> BTreeMap<&'static str, u64> {
         ("dedicated", 0),
     ]);
     for cache in &snapshot.caches {
-        let name = match cache.layout {
+        let name = match cache.more.as_ref().map(|more| more.layout) {
             Some(Layout::InObject) => "in-object",
             Some(Layout::Leftover) => "leftover",
             Some(Layout::OffSlab) => "off-slab",
@@ -110,9 +115,10 @@ fn layouts_text(counts: &BTreeMap<&str, u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats_file::More;
 
     fn example() -> Snapshot {
-        let cache = |name: &str, active, total, size, slabs, layout| Cache {
+        let cache = |name: &str, active, total, size, slabs, layout: Option<Layout>| Cache {
             name: name.into(),
             active_objs: active,
             num_objs: total,
@@ -121,7 +127,15 @@ mod tests {
             pagesperslab: 1,
             num_slabs: slabs,
             active_slabs: slabs,
-            layout,
+            more: layout.map(|layout| More {
+                cached_objs: 0,
+                used_objs: active,
+                requested_size: size - 1,
+                layout,
+                colours: 1,
+                waste: 0,
+                reclaimable: false,
+            }),
             ..Cache::default()
         };
         Snapshot {
@@ -168,7 +182,7 @@ mod tests {
 
         let mut without_layouts = example();
         for cache in &mut without_layouts.caches {
-            cache.layout = None;
+            cache.more = None;
         }
         std::fs::write(&path, slabinfo_text(&snapshot)).unwrap();
         assert_eq!(

@@ -41,9 +41,26 @@ pub(crate) struct Cache {
     pub(crate) active_slabs: u64,
     pub(crate) num_slabs: u64,
     pub(crate) sharedavail: u64,
-    /// Where the index of free objects is kept, if the source says so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) layout: Option<Layout>,
+    /// What only Flagstone's reports say.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) more: Option<More>,
+}
+
+/// Numbers of a cache that Linux's table has no column for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct More {
+    /// Of the active objects, those that wait in arrays, and those with users.
+    pub(crate) cached_objs: u64,
+    pub(crate) used_objs: u64,
+    /// Bytes of an object as asked for.
+    pub(crate) requested_size: u64,
+    /// Where the index of free objects is kept.
+    pub(crate) layout: Layout,
+    /// Places that a slab's first object may have, and bytes of a slab that serve nothing.
+    pub(crate) colours: u64,
+    pub(crate) waste: u64,
+    /// Whether the objects count as reclaimable.
+    pub(crate) reclaimable: bool,
 }
 
 /// Where a slab keeps the index of its free objects.
@@ -172,7 +189,7 @@ fn cache_of(line: &str) -> Result<Cache, String> {
         active_slabs,
         num_slabs,
         sharedavail,
-        layout: None,
+        more: None,
     })
 }
 
@@ -219,6 +236,22 @@ mod tests {
         assert!(matches!(read_file(&path), Err(StatsError::UnknownForm(_))));
         fs::write(&path, "{\"page_bytes\": 1}").unwrap();
         assert!(read_file(&path).unwrap_err().to_string().contains("caches"));
+    }
+
+    #[test]
+    fn the_librarys_json_is_read_with_and_without_its_own_numbers() {
+        let linux = "\"name\":\"a\",\"active_objs\":3,\"num_objs\":4,\"objsize\":64,\"objperslab\":4,\"pagesperslab\":1,\
+            \"limit\":2,\"batchcount\":1,\"sharedfactor\":1,\"active_slabs\":1,\"num_slabs\":1,\"sharedavail\":1";
+        let own = "\"cached_objs\":2,\"used_objs\":1,\"requested_size\":60,\"layout\":\"leftover\",\"colours\":2,\
+            \"waste\":8,\"reclaimable\":false";
+        let read = |text: String| serde_json::from_str::<Cache>(&text).unwrap();
+        assert_eq!(read(format!("{{{linux}}}")).more, None);
+        let cache = read(format!("{{{linux},{own}}}"));
+        assert_eq!(cache.more.as_ref().unwrap().layout, Layout::Leftover);
+        assert_eq!(
+            serde_json::from_value::<Cache>(serde_json::to_value(&cache).unwrap()).unwrap(),
+            cache
+        );
     }
 
     #[test]
