@@ -30,7 +30,7 @@ pub(crate) struct Config {
     pub(crate) page_shift: u32,
     pub(crate) max_order: u32,
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) policy: Policy,
+    pub(crate) policy: Option<Policy>,
     pub(crate) disturb: u32,
     pub(crate) interrupts: bool,
     pub(crate) form: ArrayForm,
@@ -160,7 +160,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
         self
     }
 
-    /// How switches are chosen; without this the seed chooses.
+    /// How switches are chosen; without this the seed chooses, for each run anew.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = Some(policy);
@@ -219,8 +219,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
     #[must_use]
     pub fn build(self) -> Machine<SHIFT, ORDER> {
         let rng = Rng::new(self.seed ^ 0x5eed);
-        let policy = self.policy.unwrap_or_else(|| Policy::draw(&rng));
-        let disturb = self.disturb.unwrap_or_else(|| rng.pick(&[8, 40, 100, 200]));
+        let disturb = self.disturb.unwrap_or_else(|| rng.pick(&[4, 16, 40, 80]));
         let interrupts = self.interrupts.unwrap_or_else(|| rng.chance(128));
         let mut pieces = Vec::new();
         for nid in (0..self.nodes).map(|n| Nid(n as u16)) {
@@ -247,7 +246,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             page_shift: SHIFT,
             max_order: ORDER,
             pieces,
-            policy,
+            policy: self.policy,
             disturb,
             interrupts,
             form: self.form,

@@ -272,18 +272,15 @@ impl Core {
     /// Ends the run with a failure; outside of a run, panics with it.
     #[cold]
     pub(crate) fn fail(&self, kind: FailureKind, mut text: String) -> ! {
+        let seed = self.config.seed;
+        if !self.running.get() || self.me.get() == 0 {
+            panic!("{}", Failure { seed, kind, text });
+        }
         let backtrace = std::backtrace::Backtrace::capture();
         if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
             text = format!("{text}\n{backtrace}");
         }
-        let failure = Failure {
-            seed: self.config.seed,
-            kind,
-            text,
-        };
-        if !self.running.get() || self.me.get() == 0 {
-            panic!("{failure}");
-        }
+        let failure = Failure { seed, kind, text };
         self.failure.borrow_mut().get_or_insert(failure);
         self.leave_for_ever()
     }

@@ -85,7 +85,7 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
 
     /// The messages so far.
     #[must_use]
-    pub fn log(&self) -> Vec<(Level, String)> {
+    pub fn messages(&self) -> Vec<(Level, String)> {
         self.core().log.borrow().clone()
     }
 

@@ -288,10 +288,11 @@ impl Memory {
 impl Core {
     fn must_exist(&self, call: &str, frames: PfnRange, bits: u8) {
         if let Some(pfn) = self.memory.lacking(frames, bits) {
-            let what = if bits & COMMITTED == 0 {
-                "does not exist"
-            } else {
+            let exists = self.memory.book(pfn.0) & EXISTS != 0;
+            let what = if exists {
                 "is not committed"
+            } else {
+                "does not exist"
             };
             self.fail(
                 FailureKind::Memory,

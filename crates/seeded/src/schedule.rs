@@ -95,6 +95,9 @@ pub(crate) struct Context {
     pub(crate) state: State,
     /// Preempted, moved, or told to start again since this was last cleared.
     pub(crate) interrupted: bool,
+    /// Neither preempted nor moved: its section has started again too often, and a real machine's time slices
+    /// are long enough for it.
+    pub(crate) shielded: bool,
     priority: i64,
     /// Steps taken, while it is not the one that runs.
     pub(crate) steps: u64,
@@ -115,6 +118,7 @@ impl Context {
             cpu,
             state: State::Ready,
             interrupted: false,
+            shielded: false,
             priority,
             steps: 0,
             wanted: "",
@@ -141,6 +145,8 @@ pub(crate) struct Schedule {
     /// Depth of blocked interrupts of each CPU.
     pub(crate) irq_depth: Vec<u32>,
     policy: Policy,
+    /// Whether each run draws a policy of its own.
+    draws: bool,
     /// Steps left in a storm.
     storm: u32,
     lowest: i64,
@@ -153,13 +159,20 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    pub(crate) fn new(cpus: usize, policy: Policy, disturb: u32, may_migrate: bool) -> Self {
+    /// Without a `policy` each run draws one.
+    pub(crate) fn new(
+        cpus: usize,
+        policy: Option<Policy>,
+        disturb: u32,
+        may_migrate: bool,
+    ) -> Self {
         Self {
             contexts: vec![Context::new(0, 0)],
             current: vec![IDLE; cpus],
             online: vec![true; cpus],
             irq_depth: vec![0; cpus],
-            policy,
+            policy: policy.unwrap_or(Policy::Uniform { mean: 1 }),
+            draws: policy.is_none(),
             storm: 0,
             lowest: 0,
             disturb,
@@ -173,6 +186,9 @@ impl Schedule {
     /// Forgets the tasks of the last run and puts `tasks` new ones on CPUs: by turns if they can not
     /// move, else by chance.
     pub(crate) fn begin(&mut self, tasks: usize, rng: &Rng) {
+        if self.draws {
+            self.policy = Policy::draw(rng);
+        }
         self.contexts.truncate(1);
         self.current.fill(IDLE);
         self.lowest = 0;
@@ -274,7 +290,9 @@ impl Schedule {
         self.migrations += 1;
         self.contexts[id].cpu = to;
         self.contexts[id].interrupted = true;
-        if self.current[to] == IDLE || (self.irq_depth[to] == 0 && rng.chance(128)) {
+        let before = self.current[to];
+        let open = before == IDLE || (self.irq_depth[to] == 0 && !self.contexts[before].shielded);
+        if before == IDLE || (open && rng.chance(128)) {
             self.install(id, to);
         }
     }
@@ -287,7 +305,8 @@ impl Schedule {
         } else {
             128
         };
-        if self.irq_depth[cpu] == 0 && rng.chance(chance) {
+        let movable = self.irq_depth[cpu] == 0 && !self.contexts[me].shielded;
+        if movable && rng.chance(chance) {
             let preempt = self.next_in_queue(cpu, rng).filter(|_| rng.chance(128));
             if let Some(next) = preempt {
                 self.install(next, cpu);
@@ -295,6 +314,9 @@ impl Schedule {
                 let to = (cpu + 1 + rng.below(self.current.len() - 1)) % self.current.len();
                 self.migrate(me, to, rng);
             }
+        }
+        if rng.chance(32) {
+            self.preempt_a_waiter(rng);
         }
         if self.may_migrate && rng.chance(32) {
             let idle = rng.below(self.current.len());
@@ -309,6 +331,20 @@ impl Schedule {
                     self.migrate(pulled, idle, rng);
                 }
             }
+        }
+    }
+
+    /// Gives the CPU of a blocked task to a ready one of its queue: the blocked task never comes to a step at
+    /// which it could be preempted, and somebody else may spin for what the queued one is to do.
+    fn preempt_a_waiter(&mut self, rng: &Rng) {
+        let cpu = rng.below(self.current.len());
+        let current = self.current[cpu];
+        if current != IDLE
+            && matches!(self.contexts[current].state, State::Blocked(_))
+            && self.irq_depth[cpu] == 0
+            && let Some(next) = self.next_in_queue(cpu, rng)
+        {
+            self.install(next, cpu);
         }
     }
 

@@ -12,6 +12,9 @@ use flagstone_host::Push;
 /// Rounds for which an exchange lock is waited for before the operation is refused, where there are no interrupts.
 const ROUNDS: u32 = 8;
 
+/// Attempts after which a section is shielded from the schedule, so that a long one ends.
+const ATTEMPTS: u32 = 6;
+
 /// The section was interrupted.
 struct Restart;
 
@@ -58,8 +61,15 @@ impl Section<'_> {
 }
 
 impl Core {
-    fn begin_section(&self) {
-        self.schedule.borrow_mut().contexts[self.me.get()].interrupted = false;
+    fn begin_section(&self, shielded: bool) {
+        let mut schedule = self.schedule.borrow_mut();
+        let me = &mut schedule.contexts[self.me.get()];
+        me.interrupted = false;
+        me.shielded = shielded;
+    }
+
+    fn end_section(&self) {
+        self.schedule.borrow_mut().contexts[self.me.get()].shielded = false;
     }
 
     fn is_interrupted(&self) -> bool {
@@ -78,18 +88,20 @@ impl Inner<'_> {
         if core.config.form == ArrayForm::ExchangeLock {
             return self.locked_section(refused, body);
         }
-        loop {
-            core.begin_section();
+        for attempt in 1.. {
+            core.begin_section(attempt > ATTEMPTS);
             let section = Section {
                 core,
                 stack: self.here(),
             };
             if let Ok(result) = body(&section) {
+                core.end_section();
                 core.step(Point::Section);
                 return result;
             }
             core.arrays.stat(|s| s.restarts += 1);
         }
+        refused
     }
 
     /// The section under the lock of the CPU it began on. Where there are interrupts they are blocked meanwhile, so that a
