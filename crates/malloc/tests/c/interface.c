@@ -18,7 +18,7 @@ static const char *origin(const char *function) {
 }
 
 CASE(every_function_has_one_origin, QUICK) {
-    const char *expected = getenv("FLAGSTONE_TEST_LIBRARY");
+    const char *expected = getenv("EXPECTED_LIBRARY");
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         const char *from = origin(functions[i]);
         CHECK(strcmp(from, origin("malloc")) == 0, "%s is from %s", functions[i], from);
@@ -28,7 +28,7 @@ CASE(every_function_has_one_origin, QUICK) {
 
 /* The functions that C23 added and no older C library has. */
 CASE(the_preloaded_library_has_sized_free, QUICK) {
-    const char *expected = getenv("FLAGSTONE_TEST_LIBRARY");
+    const char *expected = getenv("EXPECTED_LIBRARY");
     if (expected == NULL)
         SKIP("nothing is preloaded");
     CHECK(strcmp(origin("free_sized"), expected) == 0, "free_sized is from %s", origin("free_sized"));
