@@ -76,7 +76,7 @@ impl<H: Host> Frames<H> {
         nid: Option<Nid>,
     ) -> Result<Want, AllocError> {
         let cpu = self.host().current_cpu();
-        let prefer = nid.unwrap_or_else(|| self.host().node_of(cpu));
+        let prefer = nid.unwrap_or_else(|| self.host().current_node());
         if u32::from(prefer.0) >= self.nodes() {
             return Err(AllocError::InvalidArgument);
         }
@@ -137,8 +137,8 @@ impl<H: Host> Frames<H> {
     }
 
     fn clear(&self, pfn: Pfn, pages: usize) {
-        // SAFETY: M5, F1: the frames are committed and just became the caller's; M1 and, across largest blocks,
-        // X2: they are linear in the direct map.
+        // SAFETY: M5, F1: the frames are committed and just became the caller's; M1: contiguous frames of
+        // one zone are linear in the direct map.
         unsafe {
             self.host()
                 .frame_ptr(pfn)

@@ -2,7 +2,7 @@
 //! a run grows in place.
 //!
 //! An extent is a sequence of free blocks, each beginning where the one before ends, in one zone and in one
-//! piece of the direct map. The search begins at blocks so large that every extent that will do has one
+//! piece of the direct map (M1). The search begins at blocks so large that every extent that will do has one
 //! (an extent of `n` pages holds an aligned block of a quarter of the power of two that covers `n`, or more),
 //! and follows each extent to both sides from its first such block only. Blocks reserved for atomic callers do not count.
 
@@ -25,9 +25,6 @@ impl<H: Host> Locked<'_, H> {
 
     /// The free block that ends where `pfn` begins.
     pub(crate) fn free_block_before(&self, pfn: Pfn) -> Option<(Pfn, u32)> {
-        if pfn.0 == 0 || !self.zone.is_linear_at(pfn) {
-            return None;
-        }
         (0..=H::MAX_ORDER.min(pfn.0.trailing_zeros())).find_map(|size| {
             let start = Pfn(pfn.0.checked_sub(1 << size)?);
             (self.free_block_at(start) == Some(size)).then_some((start, size))
@@ -39,9 +36,6 @@ impl<H: Host> Locked<'_, H> {
         let mut pages = 0;
         while pages < enough {
             let at = from.add(pages);
-            if pages > 0 && !self.zone.is_linear_at(at) {
-                break;
-            }
             let Some(size) = self.free_block_at(at) else {
                 break;
             };
@@ -69,7 +63,7 @@ impl<H: Host> Locked<'_, H> {
             .next_power_of_two()
             .ilog2()
             .saturating_sub(2)
-            .min(H::MAX_ORDER - 1);
+            .min(H::MAX_ORDER.saturating_sub(1));
         let mut best: Option<(usize, Pfn)> = None;
         let mut looked_at = 0;
         for size in least..=H::MAX_ORDER {

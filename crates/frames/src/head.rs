@@ -1,7 +1,7 @@
 //! From any frame to the first frame of the block or run that it is in.
 //!
 //! Only compound blocks mark their tails with a distance. For all others the head is found by arithmetic: every frame
-//! that is there is in exactly one block or run (P5), and a block begins at a multiple of its length, so the nearest head at or before a
+//! that is there is in exactly one block or run (P5), and a block begins at a multiple of its length, so a head or a gap before a
 //! frame is found by rounding down to every order in turn, and what follows it by hopping from head to head. This is exact while the block that
 //! is asked for stays; what changes around it can make a search fail, and it is repeated then.
 
@@ -56,15 +56,15 @@ impl<H: Host> Frames<H> {
         let mut from = pfn.0;
         let mut start = loop {
             let rounded = |order: u32| Pfn(from & !((1usize << order) - 1));
-            let found = (0..=H::MAX_ORDER)
-                .map(rounded)
-                .find(|&at| self.length_at(at).is_some());
-            if let Some(start) = found {
-                break start;
+            let is_inside = |at: Pfn| {
+                self.page(at)
+                    .is_some_and(|page| page.kind() == PageKind::Tail)
+            };
+            if let Some(at) = (0..=H::MAX_ORDER).map(rounded).find(|&at| !is_inside(at)) {
+                break at;
             }
             // The whole largest block up to here is the inside of something that begins before it.
             from = (from & !(largest - 1)).checked_sub(1)?;
-            self.page(Pfn(from))?;
         };
         loop {
             match self.length_at(start) {

@@ -203,9 +203,6 @@ impl<H: Host> Locked<'_, H> {
     }
 
     fn neighbour_after(&self, pfn: Pfn, amount: usize) -> Option<Pfn> {
-        if !self.zone.is_linear_at(pfn) {
-            return None;
-        }
         self.free_block_at(pfn)?;
         let touched = self.touched_in(pfn);
         (touched > 0 && touched <= amount).then_some(pfn)

@@ -108,7 +108,7 @@ impl<H: Host> Frames<H> {
             high: false,
             atomic: false,
         };
-        if !zone.allows(mark, extra, zone.zone) || !zone.is_linear_at(end) {
+        if !zone.allows(mark, extra, zone.zone) {
             return Err(AllocError::OutOfMemory);
         }
         {

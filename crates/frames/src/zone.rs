@@ -163,15 +163,6 @@ impl<H: Host> ZoneState<H> {
         self.page(Self::page_block(pfn)).place().migrate()
     }
 
-    /// Whether the direct map goes on from the frame before `pfn` to `pfn`. `pfn` is not 0.
-    pub(crate) fn is_linear_at(&self, pfn: Pfn) -> bool {
-        if pfn.0 & (Self::MAX_BLOCK - 1) != 0 {
-            return true;
-        }
-        let before = self.host.frame_ptr(Pfn(pfn.0 - 1)).as_ptr() as usize;
-        before.checked_add(H::PAGE_SIZE) == Some(self.host.frame_ptr(pfn).as_ptr() as usize)
-    }
-
     /// Pages in the free lists; out of date at once.
     pub(crate) fn free_pages(&self) -> usize {
         self.free.load(Ordering::Relaxed)
