@@ -241,10 +241,12 @@ fn take_from<H: Host>(zone: &ZoneState<H>, want: &Want, mark: Mark, hit: bool) -
     let allowed = || zone.allows(mark, want.pages, want.class);
     let order = want.order.get();
     let for_reserve = mark.atomic && order > 0;
-    if want.is_block && is_listed(order, want.migrate) && !for_reserve {
-        if let Some((pfn, fresh)) = zone.take_listed(want.cpu, order, want.migrate, hit, allowed) {
-            return Some(Got { pfn, fresh });
-        }
+    if want.is_block
+        && is_listed(order, want.migrate)
+        && !for_reserve
+        && let Some((pfn, fresh)) = zone.take_listed(want.cpu, order, want.migrate, hit, allowed)
+    {
+        return Some(Got { pfn, fresh });
     }
     if !allowed() {
         return None;
