@@ -224,7 +224,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
         let mut pieces = Vec::new();
         for nid in (0..self.nodes).map(|n| Nid(n as u16)) {
             let own = || self.pieces.iter().filter(move |p| p.nid == nid);
-            if own().all(|p| p.unadded) && !(own().count() > 0 && self.pages == 0) {
+            if own().all(|p| p.unadded) {
                 pieces.push(Piece {
                     nid,
                     zone: Zone::Normal,

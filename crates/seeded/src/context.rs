@@ -12,6 +12,7 @@ use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::schedule::{Cause, Schedule, State};
 use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
 use corosensei::Yielder;
 use flagstone_host::{Event, Level};
 use std::any::Any;
@@ -32,6 +33,9 @@ pub(crate) enum Point {
     Grace,
     Task,
 }
+
+/// How many of 256 decisions begin with an interrupt.
+const INTERRUPTS: u32 = 48;
 
 /// Virtual time that a step takes, in nanoseconds.
 const STEP_NANOS: u64 = 10;
@@ -70,6 +74,9 @@ pub(crate) struct Core {
     /// Who is resumed next.
     pub(crate) next: Cell<Option<usize>>,
     pub(crate) yielders: RefCell<Vec<*const Yielder<(), ()>>>,
+    /// What an interrupt does, while [`Machine::with_interrupts`](crate::Machine::with_interrupts) lasts.
+    pub(crate) handler: Cell<Option<NonNull<dyn Fn()>>>,
+    pub(crate) interrupts: Cell<u64>,
     pub(crate) failure: RefCell<Option<Failure>>,
     pub(crate) panic: RefCell<Option<Box<dyn Any + Send>>>,
 }
@@ -130,6 +137,8 @@ impl Core {
             running: Cell::new(false),
             next: Cell::new(None),
             yielders: RefCell::default(),
+            handler: Cell::new(None),
+            interrupts: Cell::new(0),
             failure: RefCell::new(None),
             panic: RefCell::new(None),
             rng,
@@ -200,6 +209,9 @@ impl Core {
             }
             return;
         }
+        if cause == Cause::Step {
+            self.perhaps_interrupt();
+        }
         let me = self.me.get();
         if self.steps.get() > self.step_end.get() {
             let text = format!(
@@ -230,6 +242,31 @@ impl Core {
                 self.fail(FailureKind::Deadlock, text);
             }
         }
+    }
+
+    /// Perhaps runs the interrupt handler, on the stack of the task that it interrupts and with the CPU's
+    /// interrupts blocked. The task's section starts again afterwards.
+    fn perhaps_interrupt(&self) {
+        let Some(handler) = self.handler.get() else {
+            return;
+        };
+        let me = self.me.get();
+        let open = {
+            let schedule = self.schedule.borrow();
+            let context = &schedule.contexts[me];
+            schedule.irq_depth[context.cpu] == 0 && !context.shielded
+        };
+        if !self.config.interrupts || !open || !self.rng.chance(INTERRUPTS) {
+            return;
+        }
+        self.interrupts.set(self.interrupts.get() + 1);
+        self.block_irq();
+        // SAFETY: T5: the handler lives until `with_interrupts` has taken it away.
+        unsafe { handler.as_ref()() };
+        self.unblock_irq();
+        let mut schedule = self.schedule.borrow_mut();
+        schedule.contexts[me].interrupted = true;
+        schedule.contexts[me].shielded = false;
     }
 
     /// Moves the calling task to `cpu` if its interrupts are open.

@@ -33,7 +33,7 @@ const FREE: u64 = 0;
 /// Held by a thread without a machine.
 const NO_MACHINE: u64 = u64::MAX;
 
-/// A lock of class `C`; see [`flagstone_host::Host::Lock`].
+/// A lock of class `C`; see [`flagstone_host::Machine::Lock`].
 #[derive(Debug)]
 pub struct RawLock<C> {
     /// `FREE`, `NO_MACHINE`, or the id of the machine in which it is held.

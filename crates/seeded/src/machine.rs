@@ -113,6 +113,12 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
         self.core().arrays.stats.get()
     }
 
+    /// How many interrupts there were.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.core().interrupts.get()
+    }
+
     /// Steps taken so far.
     #[must_use]
     pub fn steps(&self) -> u64 {

@@ -9,6 +9,7 @@ use crate::machine::Machine;
 use crate::schedule::Cause;
 use core::cell::RefCell;
 use core::mem;
+use core::ptr::NonNull;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use flagstone_types::CpuId;
@@ -233,6 +234,23 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
                 panic!("{failure}");
             }
         }
+    }
+
+    /// While `f` runs, tasks are interrupted now and then, on a machine that has interrupts: `handler`
+    /// runs on the stack of the interrupted task, on its CPU, with interrupts blocked.
+    pub fn with_interrupts<R>(&self, handler: &dyn Fn(), f: impl FnOnce() -> R) -> R {
+        struct Remove<'a>(&'a Core);
+        impl Drop for Remove<'_> {
+            fn drop(&mut self) {
+                self.0.handler.set(None);
+            }
+        }
+        let core = self.core();
+        // SAFETY: T5: only the life time is erased, and `Remove` takes the handler away before it ends.
+        let handler = unsafe { mem::transmute::<&dyn Fn(), &'static dyn Fn()>(handler) };
+        let _remove = Remove(core);
+        core.handler.set(Some(NonNull::from(handler)));
+        f()
     }
 
     /// Runs the tasks as [`Machine::run`] does.

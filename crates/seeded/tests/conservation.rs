@@ -45,6 +45,8 @@ impl Ledger {
 struct Plan {
     form: ArrayForm,
     mutation: Option<Mutation>,
+    /// Whether tasks are interrupted by a handler that uses the array too.
+    interrupted: bool,
     cpus: usize,
     tasks: usize,
     rounds: usize,
@@ -57,8 +59,19 @@ fn work(
     mine: &RefCell<Vec<NonNull<u8>>>,
     rng: &Rng,
 ) {
+    work_of(rng.below(12), host, array, ledger, mine, rng);
+}
+
+fn work_of(
+    what: usize,
+    host: &Machine,
+    array: &<&Machine as Host>::Array,
+    ledger: &Ledger,
+    mine: &RefCell<Vec<NonNull<u8>>>,
+    rng: &Rng,
+) {
     let cpus = host_cpus(host);
-    match rng.below(12) {
+    match what {
         0..=2 => {
             if let Some(object) = array.pop() {
                 ledger.came_out(object);
@@ -153,6 +166,8 @@ impl DrainAll for Machine {
     }
 }
 
+thread_local!(static INTERRUPTS: Cell<u64> = const { Cell::new(0) });
+
 /// Runs the plan. `Err` says what went wrong with the pointers.
 fn run(seed: u64, plan: Plan) -> Result<(Report, ArrayStats), String> {
     let mut builder = Machine::builder()
@@ -162,6 +177,9 @@ fn run(seed: u64, plan: Plan) -> Result<(Report, ArrayStats), String> {
         .form(plan.form);
     if let Some(mutation) = plan.mutation {
         builder = builder.mutation(mutation);
+    }
+    if plan.interrupted {
+        builder = builder.interrupts(true);
     }
     let machine = builder.build();
     let rng = Rng::new(seed);
@@ -208,7 +226,35 @@ fn run(seed: u64, plan: Plan) -> Result<(Report, ArrayStats), String> {
             })
         })
         .collect();
-    let report = machine.try_run(tasks).map_err(|f: Failure| f.to_string())?;
+    let (handler_rng, handlers) = (Rng::new(rng.bits()), RefCell::new(Vec::new()));
+    let handler = || {
+        // Work that may be done in interrupts: no limits, no stops.
+        match handler_rng.below(2) {
+            0 => work_of(
+                handler_rng.below(3),
+                &machine,
+                &array,
+                &ledger,
+                &handlers,
+                &handler_rng,
+            ),
+            _ => work_of(
+                3 + handler_rng.below(7),
+                &machine,
+                &array,
+                &ledger,
+                &handlers,
+                &handler_rng,
+            ),
+        }
+    };
+    let result = if plan.interrupted {
+        machine.with_interrupts(&handler, || machine.try_run(tasks))
+    } else {
+        machine.try_run(tasks)
+    };
+    let report = result.map_err(|f: Failure| f.to_string())?;
+    INTERRUPTS.set(INTERRUPTS.get() + machine.interrupts());
     assert_eq!(ended.get(), plan.tasks);
     for cpu in 0..plan.cpus {
         (&machine).drain_unshared(&mut array, CpuId(cpu as u32), &mut |objects| {
@@ -235,6 +281,7 @@ fn plan(seed: u64, form: ArrayForm) -> Plan {
     Plan {
         form,
         mutation: None,
+        interrupted: form != ArrayForm::Plain && rng.chance(100),
         cpus,
         tasks,
         rounds: 40,
@@ -253,7 +300,8 @@ fn conserves(form: ArrayForm) -> ArrayStats {
         }
         Err(problem) => panic!("SEED={seed:#x} {form:?}: {problem}"),
     });
-    eprintln!("{form:?}: {sum:?}");
+    eprintln!("{form:?}: {sum:?}, {} interrupts", INTERRUPTS.get());
+    assert!(!many_seeds() || form == ArrayForm::Plain || INTERRUPTS.get() > 100);
     sum
 }
 
@@ -352,6 +400,7 @@ fn a_seed_replays_its_trace_and_another_seed_has_another() {
                 Plan {
                     form,
                     mutation: None,
+                    interrupted: form != ArrayForm::Plain && seed % 2 == 0,
                     cpus: 4,
                     tasks: 4,
                     rounds: 30,

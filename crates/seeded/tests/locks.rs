@@ -6,6 +6,11 @@ use std::cell::Cell;
 
 type Lock<C> = Mutex<&'static Machine, C, Cell<u64>>;
 
+/// Whether the environment chose the seeds, so that what only many seeds show need not show.
+fn few_seeds() -> bool {
+    std::env::var_os("FLAGSTONE_SEED").is_some() || std::env::var_os("FLAGSTONE_SEEDS").is_some()
+}
+
 #[test]
 fn a_lock_excludes_and_everybody_gets_it() {
     let contended = Cell::new(0);
@@ -37,7 +42,7 @@ fn a_lock_excludes_and_everybody_gets_it() {
         assert!(stats[0].steps >= 160 && stats[0].longest >= 2);
         contended.set(contended.get() + stats[0].contended);
     });
-    assert!(contended.get() > 100);
+    assert!(contended.get() > 100 || few_seeds());
 }
 
 #[test]
@@ -182,4 +187,32 @@ fn a_lock_works_in_a_thread_without_a_machine() {
         .collect();
     threads.into_iter().for_each(|t| t.join().unwrap());
     assert_eq!(*lock.lock(), 4000);
+}
+
+#[test]
+fn an_interrupt_may_take_locks_of_its_classes_and_no_others() {
+    let run = |sleeps: bool| {
+        let machine = Machine::builder().interrupts(true).seed(4).build();
+        let zone = Lock::<classes::Zone>::new(Cell::new(0));
+        let list = Lock::<classes::CacheList>::new(Cell::new(0));
+        let handler = || {
+            zone.lock().set(1);
+            if sleeps {
+                list.lock().set(1);
+            }
+        };
+        let work = || {
+            task(|_| {
+                for _ in 0..50 {
+                    let _list = list.lock();
+                    let _zone = zone.lock();
+                }
+            })
+        };
+        let result = machine.with_interrupts(&handler, || machine.try_run(vec![work(), work()]));
+        assert!(machine.interrupts() > 0);
+        result
+    };
+    run(false).unwrap();
+    assert_eq!(run(true).unwrap_err().kind, FailureKind::LockOrder);
 }

@@ -15,6 +15,11 @@ fn policies() -> [Policy; 4] {
     ]
 }
 
+/// Whether the environment chose the seeds, so that what only many seeds show need not show.
+fn few_seeds() -> bool {
+    std::env::var_os("FLAGSTONE_SEED").is_some() || std::env::var_os("FLAGSTONE_SEEDS").is_some()
+}
+
 #[test]
 fn every_task_runs_to_its_end_whatever_the_policy() {
     for policy in policies() {
@@ -64,7 +69,7 @@ fn tasks_interleave_in_very_many_ways() {
         orders.insert(order.into_inner());
     });
     assert!(
-        orders.len() > 100 || std::env::var_os("FLAGSTONE_SEED").is_some(),
+        orders.len() > 100 || few_seeds(),
         "{}",
         orders.len()
     );
@@ -105,7 +110,7 @@ fn blocked_interrupts_keep_others_off_this_cpu_but_not_off_others() {
         });
         machine.run(tasks.collect());
     });
-    assert!(others_went_on.get());
+    assert!(others_went_on.get() || few_seeds());
 }
 
 #[test]
@@ -131,7 +136,7 @@ fn without_interrupts_a_guard_keeps_nobody_off() {
         });
         machine.run(tasks.collect());
     });
-    assert!(seen.get());
+    assert!(seen.get() || few_seeds());
 }
 
 #[test]
@@ -166,7 +171,11 @@ fn what_never_comes_ends_the_run_with_the_seed() {
     let machine = Machine::builder().seed(0xabc).step_limit(10_000).build();
     let host = &machine;
     let failure = machine
-        .try_run(vec![task(move |_| (0..).for_each(|n| host.relax(n)))])
+        .try_run(vec![task(move |_| {
+            while !host.is_online(CpuId(99)) {
+                host.relax(0);
+            }
+        })])
         .unwrap_err();
     assert_eq!(failure.kind, FailureKind::StepLimit);
     assert!(failure.to_string().contains("SEED=0x0000000000000abc"));
