@@ -1,7 +1,8 @@
 //! The C interface, one test per documented behaviour: every case of every program in `tests/c`, by name, in every
-//! mode. Test names are `mode/program/case`; each can be run alone by its name.
+//! mode. Test names are `mode/program/case`; each can be run alone by its name. Besides, `harness/…` tests the driver
+//! itself, and `settings/…` what is said about settings that mean nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 mod harness;
 
-use harness::{Compiler, DEFAULT, Ending, FOUR_NODES, Library, Mode, NO_RSEQ, Run};
+use harness::{Compiler, DEFAULT, Ending, FOUR_NODES, Finished, Library, Mode, NO_RSEQ, Run};
 
 /// Exit status of a case that the machine cannot show.
 const SKIPPED: i32 = 77;
@@ -36,8 +37,12 @@ fn trials() -> Result<Vec<Trial>, String> {
         Library::None => &[DEFAULT],
         Library::Preloaded(_) => &[DEFAULT, NO_RSEQ, FOUR_NODES],
     };
-    let mut trials = Vec::new();
-    for program in programs()? {
+    let programs = programs()?;
+    let mut trials = harness_trials(&programs[0]);
+    if library.path().is_some() {
+        trials.extend(settings_trials(&programs[0], &library));
+    }
+    for program in programs {
         let program_name = program
             .file_name()
             .unwrap_or_default()
@@ -76,7 +81,7 @@ fn programs() -> Result<Vec<PathBuf>, String> {
 }
 
 /// The names and flags of a program's cases.
-fn cases(program: &PathBuf) -> Result<Vec<(String, u32)>, String> {
+fn cases(program: &Path) -> Result<Vec<(String, u32)>, String> {
     let output = Command::new(program)
         .arg("--list")
         .output()
@@ -99,7 +104,7 @@ fn cases(program: &PathBuf) -> Result<Vec<(String, u32)>, String> {
 }
 
 fn run_case(
-    program: &PathBuf,
+    program: &Path,
     case: &str,
     library: &Library,
     mode: Mode,
@@ -114,5 +119,85 @@ fn run_case(
         }
         Ending::Exited(SKIPPED) => Ok(Completion::ignored_with(finished.stderr.trim_end())),
         _ => Err(finished.describe().into()),
+    }
+}
+
+/// A driver that cannot fail proves nothing.
+fn harness_trials(program: &Path) -> Vec<Trial> {
+    let program = program.to_owned();
+    vec![
+        Trial::test("harness/a_program_that_hangs_is_ended", || {
+            let finished = Run::new("sh", &Library::None, DEFAULT)
+                .argument("-c")
+                .argument("sleep 1000 & sleep 1000")
+                .limit(Duration::from_millis(200))
+                .finish()?;
+            expect(finished.ending == Ending::TimedOut, &finished)
+        }),
+        Trial::test(
+            "harness/a_program_that_dies_of_a_signal_is_told_apart",
+            || {
+                let finished = Run::new("sh", &Library::None, DEFAULT)
+                    .argument("-c")
+                    .argument("kill -SEGV $$")
+                    .finish()?;
+                expect(finished.ending == Ending::Killed(11), &finished)
+            },
+        ),
+        Trial::test("harness/an_unknown_case_fails", move || {
+            let result = run_case(&program, "no_such_case", &Library::None, DEFAULT);
+            match result {
+                Err(failed)
+                    if failed
+                        .message()
+                        .is_some_and(|text| text.contains("no case named")) =>
+                {
+                    Ok(())
+                }
+                _ => Err("it did not fail".into()),
+            }
+        }),
+    ]
+}
+
+/// Settings that are unknown or malformed: reported by name, once, and ignored.
+fn settings_trials(program: &Path, library: &Arc<Library>) -> Vec<Trial> {
+    [
+        ("an_unknown_variable", "FLAGSTONE_NO_SUCH_SETTING", "1"),
+        ("a_number_that_is_none", "FLAGSTONE_FAKE_NODES", "many"),
+        ("a_number_out_of_range", "FLAGSTONE_FAKE_NODES", "65000"),
+        ("an_empty_value", "FLAGSTONE_RETAIN", ""),
+        ("a_word_that_is_no_choice", "FLAGSTONE_ARRAY", "magic"),
+    ]
+    .into_iter()
+    .map(|(name, variable, value)| {
+        let (program, library) = (program.to_owned(), Arc::clone(library));
+        Trial::test(
+            format!("settings/{name}_is_reported_and_ignored"),
+            move || {
+                let finished = Run::new(&program, &library, DEFAULT)
+                    .variable(variable, value)
+                    .argument("--list")
+                    .finish()?;
+                let reports = finished
+                    .stderr
+                    .lines()
+                    .filter(|line| line.contains(variable))
+                    .count();
+                expect(
+                    finished.ending == Ending::Exited(0) && reports == 1,
+                    &finished,
+                )
+            },
+        )
+    })
+    .collect()
+}
+
+fn expect(condition: bool, finished: &Finished) -> Result<(), Failed> {
+    if condition {
+        Ok(())
+    } else {
+        Err(finished.describe().into())
     }
 }

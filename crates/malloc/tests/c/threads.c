@@ -64,6 +64,38 @@ CASE(threads_move_between_processors, QUICK) {
         pthread_join(threads[i], NULL);
 }
 
+/* Everything that looks at the whole heap, while others change it. */
+static void *inspecting_thread(void *argument) {
+    atomic_bool *done = argument;
+    FILE *null = fopen("/dev/null", "w");
+    CHECK(null != NULL, "errno %d", errno);
+    for (int i = 0; !atomic_load(done); i++) {
+        struct mallinfo2 info = mallinfo2();
+        CHECK(info.arena + info.hblkhd >= info.fordblks, "%zu free of %zu", info.fordblks, info.arena);
+        CHECK(malloc_info(0, null) == 0, "malloc_info");
+        if (i % 16 == 0)
+            malloc_trim(0);
+        mallopt(M_TOP_PAD, 64 * 1024);
+        sleep_milliseconds(1);
+    }
+    fclose(null);
+    return NULL;
+}
+
+CASE(the_heap_is_inspected_and_trimmed_while_others_allocate, QUICK) {
+    static atomic_bool done;
+    pthread_t inspector[2], threads[6];
+    for (int i = 0; i < 2; i++)
+        START(inspector[i], inspecting_thread, &done);
+    for (uintptr_t i = 0; i < 6; i++)
+        START(threads[i], churning_thread, (void *)i);
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], NULL);
+    atomic_store(&done, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(inspector[i], NULL);
+}
+
 /* A ring from one producer to one consumer, who frees everything. */
 enum { RING = 1024 };
 struct ring {
