@@ -103,8 +103,10 @@ pub(super) struct Stops {
 }
 
 /// Held by whoever stops arrays or lets them go on.
-pub(super) static STOP: lock_api::Mutex<Lock<HostInner>, Stops> =
-    lock_api::Mutex::new(Stops { drains: 0, vforks: 0 });
+pub(super) static STOP: lock_api::Mutex<Lock<HostInner>, Stops> = lock_api::Mutex::new(Stops {
+    drains: 0,
+    vforks: 0,
+});
 
 /// A stack's header.
 #[repr(C)]
@@ -141,7 +143,9 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
     let share = syscall::address_space_limit().map_or(usize::MAX, |limit| {
         limit.saturating_sub(syscall::address_space_used().unwrap_or(0)) / 16
     });
-    let mut ids = possible.min(u32::try_from(share >> SLICE_SHIFT).unwrap_or(u32::MAX)).max(1);
+    let mut ids = possible
+        .min(u32::try_from(share >> SLICE_SHIFT).unwrap_or(u32::MAX))
+        .max(1);
     let region = loop {
         match syscall::map(0, (ids as usize) << SLICE_SHIFT, libc::PROT_NONE) {
             Ok(at) => break at,
@@ -162,8 +166,13 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
     IDS.store(ids, Ordering::Relaxed);
     FAST.region.store(region as *mut u8, Ordering::Relaxed);
     MODE.store(mode as u8, Ordering::Relaxed);
-    let (Some(registered), Mode::Cpu | Mode::Concurrency) = (registered, mode) else { return };
-    CAN_RESTART.store(syscall::membarrier(Barrier::RegisterRestart).is_ok(), Ordering::Relaxed);
+    let (Some(registered), Mode::Cpu | Mode::Concurrency) = (registered, mode) else {
+        return;
+    };
+    CAN_RESTART.store(
+        syscall::membarrier(Barrier::RegisterRestart).is_ok(),
+        Ordering::Relaxed,
+    );
     let id_off = match mode {
         Mode::Cpu => registered.cpu_offset(),
         _ => registered.concurrency_offset(),
@@ -175,7 +184,9 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
 }
 
 fn decide(choice: ArrayChoice, registered: Option<Registered>, short_of_slices: bool) -> Mode {
-    let Some(registered) = registered else { return Mode::Exchange };
+    let Some(registered) = registered else {
+        return Mode::Exchange;
+    };
     let many = short_of_slices || topology::possible_cpus() > FEW_CPUS;
     match choice {
         ArrayChoice::Exchange => Mode::Exchange,
@@ -237,21 +248,7 @@ impl Room {
             return Err(AllocError::TooLarge);
         }
         let units = (HEADER_BYTES as u32 + capacity * 8).div_ceil(1 << TAG_SHIFT);
-        let mut places = ARRAYS.lock();
-        let free = places.free[units as usize];
-        let tag = if free != 0 {
-            places.free[units as usize] = NEXT_FREE[free as usize].load(Ordering::Relaxed);
-            free
-        } else {
-            let end = places.next + units;
-            if end > 1 << 16 {
-                return Err(AllocError::Exists);
-            }
-            places.commit((end as usize) << TAG_SHIFT)?;
-            let tag = places.next as u16;
-            places.next = end;
-            tag
-        };
+        let tag = ARRAYS.lock().take(units)?;
         let room = Self { tag, capacity };
         room.clear();
         if has_lock {
@@ -264,7 +261,7 @@ impl Room {
     fn clear(&self) {
         for id in 0..IDS.load(Ordering::Relaxed) {
             let words = self.words(id);
-            // The transaction forms keep a third word.
+            // The transaction forms keep a third word. A place may have slots of an earlier, larger one there.
             for n in 0..3 {
                 // SAFETY: P11; an array has at least 64 bytes, and nobody uses this one yet.
                 let word = unsafe { &*words.add(n) };
@@ -292,14 +289,17 @@ impl Room {
     /// The array as words in the slice of `id`, which has one.
     #[inline]
     pub(super) fn words(&self, id: u32) -> *mut AtomicU64 {
-        self.stack().wrapping_add((id as usize) << SLICE_SHIFT).cast()
+        self.stack()
+            .wrapping_add((id as usize) << SLICE_SHIFT)
+            .cast()
     }
 
     /// The header for `cpu`, if it has a slice.
     #[inline]
     pub(super) fn header(&self, cpu: CpuId) -> Option<&Header> {
         // SAFETY: P11, the array is committed in every slice below IDS, and its header is made of atomics.
-        (cpu.0 < IDS.load(Ordering::Relaxed)).then(|| unsafe { &*self.words(cpu.0).cast::<Header>() })
+        (cpu.0 < IDS.load(Ordering::Relaxed))
+            .then(|| unsafe { &*self.words(cpu.0).cast::<Header>() })
     }
 
     /// The slots after `header`.
@@ -311,7 +311,10 @@ impl Room {
     pub(super) fn set_limit(&self, cpu: CpuId, limit: u32) {
         let limit = limit.min(self.capacity);
         // A limit that is set already, 0 in fresh memory, makes no page of a CPU that never ran here.
-        if let Some(header) = self.header(cpu).filter(|h| h.limit.load(Ordering::Relaxed) != limit) {
+        if let Some(header) = self
+            .header(cpu)
+            .filter(|h| h.limit.load(Ordering::Relaxed) != limit)
+        {
             header.seen.store(1, Ordering::Release);
             header.limit.store(limit, Ordering::Release);
         }
@@ -319,17 +322,21 @@ impl Room {
 
     /// The limit of `cpu`'s stack.
     pub(super) fn limit(&self, cpu: CpuId) -> u32 {
-        self.header(cpu).map_or(0, |header| header.limit.load(Ordering::Relaxed))
+        self.header(cpu)
+            .map_or(0, |header| header.limit.load(Ordering::Relaxed))
     }
 
     /// How many pointers `cpu`'s stack holds.
     pub(super) fn len(&self, cpu: CpuId) -> u32 {
-        self.header(cpu).map_or(0, |header| header.count.load(Ordering::Relaxed) as u32)
+        self.header(cpu)
+            .map_or(0, |header| header.count.load(Ordering::Relaxed) as u32)
     }
 
     /// Hands out everything in `cpu`'s stack and leaves it empty; arrays are stopped (P17).
     pub(super) fn drain(&self, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
-        let Some(header) = self.header(cpu) else { return };
+        let Some(header) = self.header(cpu) else {
+            return;
+        };
         // A look first: an exchange would make a page of a CPU that never ran here.
         if header.count.load(Ordering::Acquire) == 0 {
             return;
@@ -346,13 +353,46 @@ impl Drop for Room {
     fn drop(&mut self) {
         LOCKED_FORMS[self.tag as usize / 64].fetch_and(!(1 << (self.tag % 64)), Ordering::SeqCst);
         let units = (HEADER_BYTES as u32 + self.capacity * 8).div_ceil(1 << TAG_SHIFT) as usize;
-        let mut places = ARRAYS.lock();
-        NEXT_FREE[self.tag as usize].store(places.free[units], Ordering::Relaxed);
-        places.free[units] = self.tag;
+        ARRAYS.lock().give(self.tag, units);
     }
 }
 
 impl Places {
+    /// A place of `units` units: a free one of that size, one never used, or the first part of a larger free one.
+    fn take(&mut self, units: u32) -> Result<u16, AllocError> {
+        if let Some(tag) = self.take_free(units as usize) {
+            return Ok(tag);
+        }
+        let end = self.next + units;
+        if end <= 1 << 16 {
+            self.commit((end as usize) << TAG_SHIFT)?;
+            let tag = self.next as u16;
+            self.next = end;
+            return Ok(tag);
+        }
+        for larger in units as usize + 1..self.free.len() {
+            if let Some(tag) = self.take_free(larger) {
+                self.give(tag + units as u16, larger - units as usize);
+                return Ok(tag);
+            }
+        }
+        Err(AllocError::Exists)
+    }
+
+    fn take_free(&mut self, units: usize) -> Option<u16> {
+        let tag = self.free[units];
+        if tag == 0 {
+            return None;
+        }
+        self.free[units] = NEXT_FREE[tag as usize].load(Ordering::Relaxed);
+        Some(tag)
+    }
+
+    fn give(&mut self, tag: u16, units: usize) {
+        NEXT_FREE[tag as usize].store(self.free[units], Ordering::Relaxed);
+        self.free[units] = tag;
+    }
+
     /// Makes the first `bytes` bytes of every slice writable.
     fn commit(&mut self, bytes: usize) -> Result<(), AllocError> {
         let end = bytes.next_multiple_of(COMMIT_STEP).min(self.reserved);
@@ -377,9 +417,8 @@ pub(super) fn shrink() {
     let region = FAST.region.load(Ordering::Relaxed) as usize;
     for id in (0..IDS.load(Ordering::Relaxed) as usize).filter(|_| keep < places.reserved) {
         // SAFETY: P11, nothing above `committed` has ever been used, and `reserved` keeps it from being.
-        let _ = unsafe {
-            syscall::unmap(region + (id << SLICE_SHIFT) + keep, places.reserved - keep)
-        };
+        let _ =
+            unsafe { syscall::unmap(region + (id << SLICE_SHIFT) + keep, places.reserved - keep) };
     }
     places.reserved = places.reserved.min(keep);
 }
@@ -398,7 +437,8 @@ pub(super) fn stop() -> bool {
         FAST.bound.store(0, Ordering::SeqCst);
         let uses_sections = OPEN_BOUND.load(Ordering::Relaxed) != 0;
         if uses_sections
-            && (!CAN_RESTART.load(Ordering::Relaxed) || syscall::membarrier(Barrier::Restart).is_err())
+            && (!CAN_RESTART.load(Ordering::Relaxed)
+                || syscall::membarrier(Barrier::Restart).is_err())
         {
             go_on(&stops);
             return false;
@@ -437,7 +477,8 @@ pub(super) fn restart_after_vfork() {
 fn go_on(stops: &Stops) {
     STOPPED.store(false, Ordering::SeqCst);
     if stops.vforks == 0 {
-        FAST.bound.store(OPEN_BOUND.load(Ordering::Relaxed), Ordering::Release);
+        FAST.bound
+            .store(OPEN_BOUND.load(Ordering::Relaxed), Ordering::Release);
     }
 }
 
@@ -445,10 +486,14 @@ fn go_on(stops: &Stops) {
 fn lock_bytes() -> impl Iterator<Item = &'static AtomicU8> {
     LOCKED_FORMS.iter().enumerate().flat_map(|(n, word)| {
         let word = word.load(Ordering::SeqCst);
-        let tags = (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| (n * 64 + bit) as u16);
+        let tags = (0..64)
+            .filter(move |bit| word >> bit & 1 == 1)
+            .map(move |bit| (n * 64 + bit) as u16);
         tags.flat_map(|tag| {
             (0..IDS.load(Ordering::Relaxed) as usize).map(move |id| {
-                let header = fast::stack(tag).wrapping_add(id << SLICE_SHIFT).cast::<Header>();
+                let header = fast::stack(tag)
+                    .wrapping_add(id << SLICE_SHIFT)
+                    .cast::<Header>();
                 // SAFETY: P11, arrays in use are committed in every slice.
                 unsafe { &(*header).lock }
             })
@@ -467,7 +512,9 @@ fn wait_for_lock_holders() {
 
 /// P23: frees the exchange locks and ends the stops of threads that the child of a fork does not have.
 pub(super) fn after_fork(stops: &mut Stops) {
-    lock_bytes().filter(|l| l.load(Ordering::Relaxed) != 0).for_each(|l| l.store(0, Ordering::Relaxed));
+    lock_bytes()
+        .filter(|l| l.load(Ordering::Relaxed) != 0)
+        .for_each(|l| l.store(0, Ordering::Relaxed));
     stops.drains = 0;
     go_on(stops);
 }

@@ -42,13 +42,19 @@ pub(super) fn alloc(layout: Layout) -> Result<NonNull<u8>, AllocError> {
         left.0 = Some((rest.1, to));
         return NonNull::new(rest.0 as *mut u8).ok_or(AllocError::OutOfMemory);
     }
-    let size = layout.size().checked_next_multiple_of(PAGE).ok_or(AllocError::OutOfMemory)?;
+    let size = layout
+        .size()
+        .checked_next_multiple_of(PAGE)
+        .ok_or(AllocError::OutOfMemory)?;
     let mapped = size.max(CHUNK);
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     // A chunk that does not fit may be refused where a smaller one is not.
     let (at, got) = match syscall::map(0, mapped, rights) {
         Ok(at) => (at, mapped),
-        Err(_) => (syscall::map(0, size, rights).map_err(|_| AllocError::OutOfMemory)?, size),
+        Err(_) => (
+            syscall::map(0, size, rights).map_err(|_| AllocError::OutOfMemory)?,
+            size,
+        ),
     };
     syscall::name(at, got, c"flagstone: boot");
     let rest = (at + layout.size(), at + got);
@@ -73,8 +79,18 @@ mod tests {
     #[test]
     fn pieces_are_zero_aligned_and_apart() {
         let mut pieces = std::vec::Vec::new();
-        for (size, align) in [(1, 1), (8, 8), (100, 64), (30_000, 4096), (5, 2), (300 << 10, 16), (64, 64)] {
-            let at = alloc(Layout::from_size_align(size, align).unwrap()).unwrap().as_ptr();
+        for (size, align) in [
+            (1, 1),
+            (8, 8),
+            (100, 64),
+            (30_000, 4096),
+            (5, 2),
+            (300 << 10, 16),
+            (64, 64),
+        ] {
+            let at = alloc(Layout::from_size_align(size, align).unwrap())
+                .unwrap()
+                .as_ptr();
             assert_eq!(at as usize % align, 0);
             // SAFETY: M3, the memory is ours.
             let bytes = unsafe { core::slice::from_raw_parts_mut(at, size) };

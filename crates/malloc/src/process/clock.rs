@@ -18,14 +18,22 @@ static GETCPU: AtomicUsize = AtomicUsize::new(0);
 /// Finds the functions of the vDSO whose header is at `vdso` (or 0).
 pub(super) fn start(vdso: usize) {
     // SAFETY: P4, the address comes from the auxiliary vector.
-    let Some(image) = (unsafe { Image::at(vdso) }) else { return };
-    GETTIME.store(image.find(c"__vdso_clock_gettime").unwrap_or(0), Ordering::Relaxed);
+    let Some(image) = (unsafe { Image::at(vdso) }) else {
+        return;
+    };
+    GETTIME.store(
+        image.find(c"__vdso_clock_gettime").unwrap_or(0),
+        Ordering::Relaxed,
+    );
     GETCPU.store(image.find(c"__vdso_getcpu").unwrap_or(0), Ordering::Relaxed);
 }
 
 /// Time since the system started.
 pub(super) fn now() -> Nanos {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     let id = libc::CLOCK_MONOTONIC_COARSE;
     let function = GETTIME.load(Ordering::Relaxed);
     if function != 0 {
@@ -38,13 +46,20 @@ pub(super) fn now() -> Nanos {
     }
     // SAFETY: the kernel fills the exclusively borrowed structure.
     let _ = unsafe {
-        syscall::call(libc::SYS_clock_gettime, [id as usize, &raw mut time as usize, 0, 0, 0, 0])
+        syscall::call(
+            libc::SYS_clock_gettime,
+            [id as usize, &raw mut time as usize, 0, 0, 0, 0],
+        )
     };
     nanos(&time)
 }
 
 fn nanos(time: &libc::timespec) -> Nanos {
-    Nanos((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
+    Nanos(
+        (time.tv_sec as u64)
+            .wrapping_mul(1_000_000_000)
+            .wrapping_add(time.tv_nsec as u64),
+    )
 }
 
 /// The CPU that this runs on, if the vDSO can tell.

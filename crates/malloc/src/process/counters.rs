@@ -11,14 +11,17 @@ const SLOTS: usize = 32;
 #[repr(align(128))]
 struct Slot([AtomicU64; Event::COUNT]);
 
-static COUNTERS: [Slot; SLOTS] = [const { Slot([const { AtomicU64::new(0) }; Event::COUNT]) }; SLOTS];
+static COUNTERS: [Slot; SLOTS] =
+    [const { Slot([const { AtomicU64::new(0) }; Event::COUNT]) }; SLOTS];
 
 pub(super) fn count(cpu: CpuId, event: Event, n: u64) {
     COUNTERS[cpu.index() % SLOTS].0[event.index()].fetch_add(n, Ordering::Relaxed);
 }
 
 pub(super) fn counted(event: Event) -> u64 {
-    COUNTERS.iter().fold(0, |sum, slot| sum.wrapping_add(slot.0[event.index()].load(Ordering::Relaxed)))
+    COUNTERS.iter().fold(0, |sum, slot| {
+        sum.wrapping_add(slot.0[event.index()].load(Ordering::Relaxed))
+    })
 }
 
 #[cfg(test)]

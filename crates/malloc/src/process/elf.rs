@@ -68,18 +68,21 @@ impl Image {
     /// # Safety
     /// P4: `base` is 0 or the address of a mapped object's header.
     pub(super) unsafe fn at(base: usize) -> Option<Self> {
-        if base == 0 || base % 8 != 0 {
+        if base == 0 || !base.is_multiple_of(8) {
             return None;
         }
         // SAFETY: P4, a mapped object begins with its header.
         let header = unsafe { &*(base as *const Header) };
-        if header.magic[..5] != *b"\x7fELF\x02" || header.segment_size as usize != size_of::<Segment>() {
+        if header.magic[..5] != *b"\x7fELF\x02"
+            || header.segment_size as usize != size_of::<Segment>()
+        {
             return None;
         }
         let count = header.segment_count as usize;
         // SAFETY: P4, the program headers are part of the first mapping.
-        let segments =
-            unsafe { core::slice::from_raw_parts((base + header.segments) as *const Segment, count) };
+        let segments = unsafe {
+            core::slice::from_raw_parts((base + header.segments) as *const Segment, count)
+        };
         let first = segments.iter().find(|s| s.kind == PT_LOAD)?;
         let bias = base.wrapping_sub(first.address.wrapping_sub(first.offset));
         let dynamic = segments.iter().find(|s| s.kind == PT_DYNAMIC)?;
@@ -95,7 +98,11 @@ impl Image {
             // SAFETY: P4, the dynamic section is mapped and ends with an entry of kind 0.
             let [kind, value] = unsafe { *entry };
             // Some loaders store absolute addresses into the dynamic section; those lie above the bias.
-            let address = if value < bias { value.wrapping_add(bias) } else { value };
+            let address = if value < bias {
+                value.wrapping_add(bias)
+            } else {
+                value
+            };
             match kind {
                 0 => break,
                 DT_SYMTAB => image.symbols = address as *const Symbol,
@@ -113,11 +120,17 @@ impl Image {
 
     /// The address of the symbol `name` that this object defines.
     pub(super) fn find(&self, name: &core::ffi::CStr) -> Option<usize> {
-        if self.gnu_hash.is_null() { self.find_linearly(name) } else { self.find_by_hash(name) }
+        if self.gnu_hash.is_null() {
+            self.find_linearly(name)
+        } else {
+            self.find_by_hash(name)
+        }
     }
 
     fn find_by_hash(&self, name: &core::ffi::CStr) -> Option<usize> {
-        let wanted = name.to_bytes().iter().fold(5381u32, |h, b| h.wrapping_mul(33).wrapping_add(u32::from(*b)));
+        let wanted = name.to_bytes().iter().fold(5381u32, |h, b| {
+            h.wrapping_mul(33).wrapping_add(u32::from(*b))
+        });
         // SAFETY: P4; the table begins with four words: buckets, first symbol, filter words of 8 bytes, shift.
         let (buckets, first, filter) =
             unsafe { (*self.gnu_hash, *self.gnu_hash.add(1), *self.gnu_hash.add(2)) };
@@ -162,7 +175,8 @@ impl Image {
             return None;
         }
         // SAFETY: P4; names are null-terminated strings in the string table.
-        let own = unsafe { core::ffi::CStr::from_ptr(self.strings.add(symbol.name as usize).cast()) };
+        let own =
+            unsafe { core::ffi::CStr::from_ptr(self.strings.add(symbol.name as usize).cast()) };
         (own == name).then(|| self.bias.wrapping_add(symbol.value))
     }
 }

@@ -25,7 +25,10 @@ pub(super) fn start(start_bytes: usize) {
 
 /// Makes the numbers of this process differ from its parent's from now on.
 pub(super) fn after_fork() {
-    mix([KEY[0].load(Ordering::Relaxed), KEY[1].load(Ordering::Relaxed)]);
+    mix([
+        KEY[0].load(Ordering::Relaxed),
+        KEY[1].load(Ordering::Relaxed),
+    ]);
 }
 
 fn mix(seed: [u64; 2]) {
@@ -48,7 +51,10 @@ fn mix(seed: [u64; 2]) {
 
 /// A random number.
 pub(super) fn random() -> u64 {
-    let [a, b] = [KEY[0].load(Ordering::Relaxed), KEY[1].load(Ordering::Relaxed)];
+    let [a, b] = [
+        KEY[0].load(Ordering::Relaxed),
+        KEY[1].load(Ordering::Relaxed),
+    ];
     let mut hasher = SipHasher24::new_with_keys(a, b);
     hasher.write_u64(COUNTER.fetch_add(1, Ordering::Relaxed));
     hasher.finish()

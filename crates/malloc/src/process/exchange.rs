@@ -30,7 +30,9 @@ impl ArrayForm for ExchangeLock {
     type Array = ExchangeArray;
 
     fn make(params: ArrayParams) -> Result<ExchangeArray, AllocError> {
-        Ok(ExchangeArray { room: Room::new(params.capacity, true)? })
+        Ok(ExchangeArray {
+            room: Room::new(params.capacity, true)?,
+        })
     }
 
     fn drain(array: &ExchangeArray, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
@@ -48,7 +50,9 @@ impl<'a> Held<'a> {
     /// Takes the lock of the current CPU's stack; `None` while arrays are stopped.
     #[inline]
     fn take(room: &'a Room) -> Option<Self> {
-        let header = room.header(arrays::current_cpu()).or_else(|| room.header(CpuId(0)))?;
+        let header = room
+            .header(arrays::current_cpu())
+            .or_else(|| room.header(CpuId(0)))?;
         if header.lock.swap(1, Ordering::SeqCst) != 0 {
             Self::wait(header);
         }
@@ -57,7 +61,10 @@ impl<'a> Held<'a> {
             header.lock.store(0, Ordering::Release);
             return None;
         }
-        Some(Self { header, count: header.count.load(Ordering::Relaxed) as usize })
+        Some(Self {
+            header,
+            count: header.count.load(Ordering::Relaxed) as usize,
+        })
     }
 
     #[cold]
@@ -110,7 +117,9 @@ pub(super) fn pop(room: &Room) -> Option<NonNull<u8>> {
 /// As `CpuCache::push`.
 #[inline]
 pub(super) fn push(room: &Room, object: NonNull<u8>) -> Push {
-    let Some(held) = Held::take(room) else { return Push::Full };
+    let Some(held) = Held::take(room) else {
+        return Push::Full;
+    };
     // SAFETY: P11, P16: a slot below the count.
     if held.count > 0 && unsafe { held.slots().add(held.count - 1).read() } == object.as_ptr() {
         return Push::OnTop;
@@ -126,12 +135,15 @@ pub(super) fn push(room: &Room, object: NonNull<u8>) -> Push {
 
 /// As `CpuCache::pop_n`.
 pub(super) fn pop_n(room: &Room, into: &mut [MaybeUninit<NonNull<u8>>]) -> usize {
-    let Some(held) = Held::take(room) else { return 0 };
+    let Some(held) = Held::take(room) else {
+        return 0;
+    };
     let taken = held.count.min(into.len());
     let left = held.count - taken;
     // SAFETY: P11, P16: slots below the count, not null; the lengths fit.
     unsafe {
-        into.as_mut_ptr().copy_from_nonoverlapping(held.slots().add(left).cast(), taken);
+        into.as_mut_ptr()
+            .copy_from_nonoverlapping(held.slots().add(left).cast(), taken);
     }
     held.commit(left);
     taken
@@ -139,12 +151,17 @@ pub(super) fn pop_n(room: &Room, into: &mut [MaybeUninit<NonNull<u8>>]) -> usize
 
 /// As `CpuCache::push_n`.
 pub(super) fn push_n(room: &Room, objects: &[NonNull<u8>]) -> usize {
-    let Some(held) = Held::take(room) else { return 0 };
+    let Some(held) = Held::take(room) else {
+        return 0;
+    };
     let taken = held.limit().saturating_sub(held.count).min(objects.len());
     let from = &objects[objects.len() - taken..];
     // SAFETY: P11, P16: slots from the count up to the limit.
     unsafe {
-        held.slots().add(held.count).cast::<NonNull<u8>>().copy_from_nonoverlapping(from.as_ptr(), taken);
+        held.slots()
+            .add(held.count)
+            .cast::<NonNull<u8>>()
+            .copy_from_nonoverlapping(from.as_ptr(), taken);
     }
     held.commit(held.count + taken);
     taken

@@ -82,7 +82,9 @@ pub fn aborts() -> u64 {
 #[inline(always)]
 #[must_use]
 pub fn stack(tag: u16) -> *mut u8 {
-    FAST.region.load(Ordering::Relaxed).wrapping_add((tag as usize) << TAG_SHIFT)
+    FAST.region
+        .load(Ordering::Relaxed)
+        .wrapping_add((tag as usize) << TAG_SHIFT)
 }
 
 /// The tag of the frame that `address` lies in; 0 if it has none or is outside range 0.

@@ -54,8 +54,10 @@ pub(super) struct Batch {
 unsafe impl Send for Batch {}
 
 /// Held while a grace period makes a step.
-pub(super) static GRACE: lock_api::Mutex<Lock<HostInner>, Batch> =
-    lock_api::Mutex::new(Batch { calls: null_mut(), phase: Phase::Idle });
+pub(super) static GRACE: lock_api::Mutex<Lock<HostInner>, Batch> = lock_api::Mutex::new(Batch {
+    calls: null_mut(),
+    phase: Phase::Idle,
+});
 
 /// A read-side section.
 #[derive(Debug)]
@@ -78,7 +80,9 @@ pub(super) fn read<'a>(cpu: CpuId) -> ReadGuard<'a> {
 }
 
 fn is_empty(set: usize) -> bool {
-    READERS.iter().all(|slot| slot.0[set].load(Ordering::SeqCst) == 0)
+    READERS
+        .iter()
+        .all(|slot| slot.0[set].load(Ordering::SeqCst) == 0)
 }
 
 /// # Safety
@@ -87,8 +91,18 @@ pub(super) unsafe fn defer(head: NonNull<RcuHead>, call: unsafe fn(NonNull<RcuHe
     let mut next = DEFERRED.load(Ordering::Relaxed);
     loop {
         // SAFETY: the caller gives the head away until the call.
-        unsafe { head.write(RcuHead { next, call: Some(call) }) };
-        match DEFERRED.compare_exchange_weak(next, head.as_ptr(), Ordering::SeqCst, Ordering::Relaxed) {
+        unsafe {
+            head.write(RcuHead {
+                next,
+                call: Some(call),
+            })
+        };
+        match DEFERRED.compare_exchange_weak(
+            next,
+            head.as_ptr(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        ) {
             Ok(_) => return,
             Err(now) => next = now,
         }
@@ -171,14 +185,21 @@ struct Waiter {
 /// `head` is that of a [`Waiter`].
 unsafe fn note_done(head: NonNull<RcuHead>) {
     // SAFETY: the waiter lives until it sees the flag, and its head is its first field.
-    unsafe { (*head.cast::<Waiter>().as_ptr()).done.store(true, Ordering::Release) };
+    unsafe {
+        (*head.cast::<Waiter>().as_ptr())
+            .done
+            .store(true, Ordering::Release)
+    };
 }
 
 /// Waits for a grace period and runs what was deferred before.
 pub(super) fn synchronize() {
     // The batch on its way may have begun too early to cover what was deferred since, and an empty batch would not
     // wait at all: a call of our own is in the batch that must be waited for.
-    let mut waiter = Waiter { head: RcuHead::new(), done: AtomicBool::new(false) };
+    let mut waiter = Waiter {
+        head: RcuHead::new(),
+        done: AtomicBool::new(false),
+    };
     let waiter = &raw mut waiter;
     // SAFETY: the pointer is that of a local variable.
     let head = unsafe { NonNull::new_unchecked(waiter.cast::<RcuHead>()) };
@@ -230,7 +251,10 @@ mod tests {
     }
 
     fn value() -> *mut Value {
-        Box::into_raw(Box::new(Value { head: RcuHead::new(), alive: AtomicBool::new(true) }))
+        Box::into_raw(Box::new(Value {
+            head: RcuHead::new(),
+            alive: AtomicBool::new(true),
+        }))
     }
 
     #[test]
@@ -299,7 +323,10 @@ mod tests {
             unsafe { defer(NonNull::new(*v).unwrap().cast(), free) };
         }
         synchronize();
-        // SAFETY: leaked values.
-        assert!(values.iter().all(|v| !unsafe { &**v }.alive.load(Ordering::SeqCst)));
+        for v in values {
+            // SAFETY: leaked values.
+            let v = unsafe { &*v };
+            assert!(!v.alive.load(Ordering::SeqCst));
+        }
     }
 }

@@ -60,7 +60,9 @@ impl<C> Lock<C> {
 
     #[inline]
     fn take(&self, as_state: u32) -> bool {
-        self.state.compare_exchange(FREE, as_state, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.state
+            .compare_exchange(FREE, as_state, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     #[cold]
@@ -73,8 +75,14 @@ impl<C> Lock<C> {
 // SAFETY: the state goes from free to held by one atomic exchange, so one context holds the lock at a time;
 // acquire and release order what it protects.
 unsafe impl<C: LockClass> lock_api::RawMutex for Lock<C> {
-    #[allow(clippy::declare_interior_mutable_const, reason = "the interface asks for a constant")]
-    const INIT: Self = Self { state: AtomicU32::new(FREE), class: PhantomData };
+    #[allow(
+        clippy::declare_interior_mutable_const,
+        reason = "the interface asks for a constant"
+    )]
+    const INIT: Self = Self {
+        state: AtomicU32::new(FREE),
+        class: PhantomData,
+    };
     type GuardMarker = lock_api::GuardNoSend;
 
     #[inline]

@@ -19,13 +19,20 @@ impl fmt::Write for Line {
         let taken = s.len().min(room);
         self.text[self.filled..self.filled + taken].copy_from_slice(&s.as_bytes()[..taken]);
         self.filled += taken;
-        if taken == s.len() { Ok(()) } else { Err(fmt::Error) }
+        if taken == s.len() {
+            Ok(())
+        } else {
+            Err(fmt::Error)
+        }
     }
 }
 
 /// Writes `flagstone: ` and the message as a line to file descriptor `fd`.
 pub(super) fn write_line(fd: i32, message: fmt::Arguments<'_>) {
-    let mut line = Line { text: [0; LONGEST], filled: 0 };
+    let mut line = Line {
+        text: [0; LONGEST],
+        filled: 0,
+    };
     // A line that is too long is written as far as it fits.
     let _ = write!(line, "flagstone: {message}");
     line.text[line.filled] = b'\n';
@@ -49,7 +56,10 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_with_the_name_in_front() {
-        assert_eq!(written(format_args!("{} is {:#x}", "it", 255)), "flagstone: it is 0xff\n");
+        assert_eq!(
+            written(format_args!("{} is {:#x}", "it", 255)),
+            "flagstone: it is 0xff\n"
+        );
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod restartable;
 mod rseq_symbols;
 pub mod settings;
 mod startup;
-mod syscall;
+pub(crate) mod syscall;
 mod topology;
 mod transaction;
 
@@ -43,8 +43,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use flagstone_host::{
-    ArrayParams, Backing, Backtrace, Clock, Count, CpuCache, Cpus, Entropy, Event, Grace, Host, Level,
-    LockClass, Log, Machine, MemRange, PageMap, PhysMem, RcuHead,
+    ArrayParams, Backing, Backtrace, Clock, Count, CpuCache, Cpus, Entropy, Event, Grace, Host,
+    Level, LockClass, Log, Machine, MemRange, PageMap, PhysMem, RcuHead,
 };
 use flagstone_types::{AllocError, CpuId, Nanos, Nid, Pfn, PfnRange};
 
@@ -54,7 +54,9 @@ pub use grace::ReadGuard;
 pub use lock::Lock;
 pub use plain::{Plain, PlainArray};
 pub use restartable::{Restartable, RestartableArray};
-pub use transaction::{TransactionArray, TransactionArrayCache, TransactionList, TransactionListCache};
+pub use transaction::{
+    TransactionArray, TransactionArrayCache, TransactionList, TransactionListCache,
+};
 
 use rseq_symbols::Registered;
 use settings::Settings;
@@ -219,14 +221,19 @@ impl<F> ProcessWith<F> {
 #[cold]
 #[inline(never)]
 fn start_once() {
-    if STARTED.compare_exchange(UNSTARTED, STARTING, Ordering::Acquire, Ordering::Acquire).is_err() {
+    if STARTED
+        .compare_exchange(UNSTARTED, STARTING, Ordering::Acquire, Ordering::Acquire)
+        .is_err()
+    {
         while STARTED.load(Ordering::Acquire) != READY {
             syscall::yield_now();
         }
         return;
     }
     let startup = Startup::find();
-    let settings = Settings::parse(startup.environment(), &mut |message| log::write_line(2, message));
+    let settings = Settings::parse(startup.environment(), &mut |message| {
+        log::write_line(2, message)
+    });
     // SAFETY: P1, only this thread is starting.
     unsafe { *SETTINGS.0.get() = settings };
     clock::start(startup.vdso);
@@ -234,7 +241,10 @@ fn start_once() {
     topology::start(settings.fake_nodes);
     lock::MAY_SPIN.store(topology::allowed_cpus() > 1, Ordering::Relaxed);
     reservation::start();
-    arrays::start(settings.array, Registered::find(startup.loader, startup.rseq_features));
+    arrays::start(
+        settings.array,
+        Registered::find(startup.loader, startup.rseq_features),
+    );
     if settings.verbose {
         log::write_line(
             2,
@@ -297,7 +307,11 @@ impl<F: ArrayForm> Backing for ProcessWith<F> {
     const CAN_RELEASE: bool = true;
 
     fn commit(&self, frames: PfnRange) -> Result<(), AllocError> {
-        if reservation::is_committed(frames) { Ok(()) } else { Err(AllocError::OutOfMemory) }
+        if reservation::is_committed(frames) {
+            Ok(())
+        } else {
+            Err(AllocError::OutOfMemory)
+        }
     }
 
     fn release(&self, frames: PfnRange) -> bool {
@@ -352,7 +366,11 @@ impl<F: ArrayForm> Cpus for ProcessWith<F> {
     fn irq_guard(&self) {}
 
     fn relax(&self, spins: u32) {
-        if spins < 64 { core::hint::spin_loop() } else { syscall::yield_now() }
+        if spins < 64 {
+            core::hint::spin_loop()
+        } else {
+            syscall::yield_now()
+        }
     }
 }
 
@@ -461,5 +479,7 @@ impl<F: ArrayForm> Host for ProcessWith<F> {
     }
 }
 
+#[cfg(test)]
+mod hammer;
 #[cfg(test)]
 mod tests;

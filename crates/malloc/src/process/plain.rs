@@ -74,7 +74,12 @@ unsafe impl CpuCache for PlainArray {
     unsafe fn push(&self, object: NonNull<u8>) -> Push {
         let count = self.count();
         // SAFETY: P11, P15: a slot below the count, or the header's second word, which is no object's address.
-        let top = unsafe { Room::slots(self.header()).wrapping_add(count).wrapping_sub(1).read() };
+        let top = unsafe {
+            Room::slots(self.header())
+                .wrapping_add(count)
+                .wrapping_sub(1)
+                .read()
+        };
         if arrays::is_stopped() {
             return Push::Full;
         }
@@ -91,11 +96,16 @@ unsafe impl CpuCache for PlainArray {
     }
 
     fn pop_n(&self, into: &mut [MaybeUninit<NonNull<u8>>]) -> usize {
-        let taken = if arrays::is_stopped() { 0 } else { self.count().min(into.len()) };
+        let taken = if arrays::is_stopped() {
+            0
+        } else {
+            self.count().min(into.len())
+        };
         let left = self.count() - taken;
         // SAFETY: P11, slots below the count.
         unsafe {
-            into.as_mut_ptr().copy_from_nonoverlapping(Room::slots(self.header()).add(left).cast(), taken);
+            into.as_mut_ptr()
+                .copy_from_nonoverlapping(Room::slots(self.header()).add(left).cast(), taken);
         }
         self.commit(left);
         taken
@@ -104,11 +114,17 @@ unsafe impl CpuCache for PlainArray {
     unsafe fn push_n(&self, objects: &[NonNull<u8>]) -> usize {
         // From the last: the run that ends the slice, in its order.
         let limit = self.header().limit.load(Ordering::Relaxed) as usize;
-        let room = if arrays::is_stopped() { 0 } else { limit.saturating_sub(self.count()) };
+        let room = if arrays::is_stopped() {
+            0
+        } else {
+            limit.saturating_sub(self.count())
+        };
         let from = &objects[objects.len() - room.min(objects.len())..];
         // SAFETY: P11, slots from the count up to the limit.
         unsafe {
-            let to = Room::slots(self.header()).add(self.count()).cast::<NonNull<u8>>();
+            let to = Room::slots(self.header())
+                .add(self.count())
+                .cast::<NonNull<u8>>();
             to.copy_from_nonoverlapping(from.as_ptr(), from.len());
         }
         self.commit(self.count() + from.len());
@@ -122,11 +138,19 @@ unsafe impl CpuCache for PlainArray {
     }
 
     fn limit(&self, cpu: CpuId) -> u32 {
-        if cpu == CpuId(0) { self.room.limit(cpu) } else { 0 }
+        if cpu == CpuId(0) {
+            self.room.limit(cpu)
+        } else {
+            0
+        }
     }
 
     fn len(&self, cpu: CpuId) -> u32 {
-        if cpu == CpuId(0) { self.room.len(cpu) } else { 0 }
+        if cpu == CpuId(0) {
+            self.room.len(cpu)
+        } else {
+            0
+        }
     }
 
     fn tag(&self) -> u16 {

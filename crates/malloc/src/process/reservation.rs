@@ -50,8 +50,13 @@ struct Slice {
 }
 
 impl Slice {
-    const NONE: Self =
-        Self { used: AtomicUsize::new(0), ready: AtomicUsize::new(0), end: AtomicUsize::new(0) };
+    const fn new() -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            ready: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+        }
+    }
 }
 
 /// A reserved run of address space. Written under [`MEMORY`] before [`RANGES_IN_USE`] says that it is there; then only `end` of
@@ -80,12 +85,12 @@ static RANGES: [Range; MOST_RANGES] = [const {
         records: AtomicUsize::new(0),
         tags: AtomicUsize::new(0),
         bits: AtomicUsize::new(0),
-        slice: Slice::NONE,
+        slice: Slice::new(),
     }
 }; MOST_RANGES];
 static RANGES_IN_USE: AtomicUsize = AtomicUsize::new(0);
 /// The slices of range 0.
-static SLICES: [Slice; MOST_NODES] = [const { Slice::NONE }; MOST_NODES];
+static SLICES: [Slice; MOST_NODES] = [const { Slice::new() }; MOST_NODES];
 
 /// Held by whoever grows or shrinks.
 pub(super) static MEMORY: lock_api::Mutex<Lock<HostInner>, ()> = lock_api::Mutex::new(());
@@ -103,15 +108,27 @@ struct Place {
 #[inline]
 fn place(pfn: Pfn) -> Option<Place> {
     let count = RANGES_IN_USE.load(Ordering::Acquire);
-    RANGES[..count].iter().enumerate().find_map(|(number, range)| {
-        let index = pfn.0.wrapping_sub(range.first.load(Ordering::Relaxed));
-        if index >= range.span.load(Ordering::Relaxed) {
-            return None;
-        }
-        let shift = range.slice_shift.load(Ordering::Relaxed);
-        let slice = if number == 0 { SLICES.get(index >> shift)? } else { &range.slice };
-        Some(Place { range, index, slice, within: index & ((1 << shift) - 1) })
-    })
+    RANGES[..count]
+        .iter()
+        .enumerate()
+        .find_map(|(number, range)| {
+            let index = pfn.0.wrapping_sub(range.first.load(Ordering::Relaxed));
+            if index >= range.span.load(Ordering::Relaxed) {
+                return None;
+            }
+            let shift = range.slice_shift.load(Ordering::Relaxed);
+            let slice = if number == 0 {
+                SLICES.get(index >> shift)?
+            } else {
+                &range.slice
+            };
+            Some(Place {
+                range,
+                index,
+                slice,
+                within: index & ((1 << shift) - 1),
+            })
+        })
 }
 
 /// The node of a frame of any range.
@@ -132,7 +149,9 @@ pub(super) fn record(pfn: Pfn) -> Option<*mut u8> {
 
 /// Sets the tag of each frame. All of them have memory and are in one range.
 pub(super) fn set_tags(frames: PfnRange, tag: u16) {
-    let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else { return };
+    let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else {
+        return;
+    };
     let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU16;
     for index in place.index..place.index + frames.pages {
         // SAFETY: P6, P7: tags of frames below `used` can be written.
@@ -142,7 +161,9 @@ pub(super) fn set_tags(frames: PfnRange, tag: u16) {
 
 /// The tag of the frame that `address` is in; 0 if it has no memory.
 pub(super) fn tag_at(address: usize) -> u16 {
-    let Some(place) = place(Pfn(address >> FRAME_SHIFT)) else { return 0 };
+    let Some(place) = place(Pfn(address >> FRAME_SHIFT)) else {
+        return 0;
+    };
     if place.within >= place.slice.ready.load(Ordering::Acquire) {
         return 0;
     }
@@ -152,12 +173,19 @@ pub(super) fn tag_at(address: usize) -> u16 {
 }
 
 fn covers(place: &Place, pages: usize) -> bool {
-    pages <= place.slice.used.load(Ordering::Acquire).saturating_sub(place.within)
+    pages
+        <= place
+            .slice
+            .used
+            .load(Ordering::Acquire)
+            .saturating_sub(place.within)
 }
 
 /// Calls `each` with the touched bits of the frames, a word and a mask at a time. `false` if not all the frames have memory.
 fn touched_words(frames: PfnRange, each: &mut dyn FnMut(&AtomicU64, u64)) -> bool {
-    let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else { return false };
+    let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else {
+        return false;
+    };
     let bits = place.range.bits.load(Ordering::Relaxed) as *const AtomicU64;
     let (mut at, end) = (place.index, place.index + frames.pages);
     while at < end {
@@ -214,7 +242,9 @@ pub(super) fn is_committed(frames: PfnRange) -> bool {
 /// Reserves range 0 and commits the first frames of each node.
 pub(super) fn start() {
     let _held = MEMORY.lock();
-    let mut bytes = LEAST_RANGE_0.max(syscall::system_memory().saturating_mul(4)).next_power_of_two();
+    let mut bytes = LEAST_RANGE_0
+        .max(syscall::system_memory().saturating_mul(4))
+        .next_power_of_two();
     let allowed = fair_share();
     while bytes > allowed {
         bytes /= 2;
@@ -248,11 +278,16 @@ pub(super) fn first_frames(each: &mut dyn FnMut(MemRange)) {
     }
     let range = &RANGES[0];
     let shift = range.slice_shift.load(Ordering::Relaxed);
-    for nid in 0..topology::nodes() as usize {
-        if SLICES[nid].used.load(Ordering::Acquire) >= FIRST_FRAMES {
-            let first = range.first.load(Ordering::Relaxed) + if nid == 0 { 0 } else { nid << shift };
+    for (nid, slice) in SLICES.iter().enumerate().take(topology::nodes() as usize) {
+        if slice.used.load(Ordering::Acquire) >= FIRST_FRAMES {
+            let first =
+                range.first.load(Ordering::Relaxed) + if nid == 0 { 0 } else { nid << shift };
             let frames = PfnRange::new(Pfn(first), FIRST_FRAMES);
-            each(MemRange { frames, nid: Nid(nid as u16), zone: Zone::Normal });
+            each(MemRange {
+                frames,
+                nid: Nid(nid as u16),
+                zone: Zone::Normal,
+            });
         }
     }
 }
@@ -268,7 +303,11 @@ pub(super) fn grow(nid: Nid, pages: usize) -> Result<MemRange, AllocError> {
     }
     let _held = MEMORY.lock();
     let frames = carve_anywhere(nid, pages)?;
-    Ok(MemRange { frames, nid, zone: Zone::Normal })
+    Ok(MemRange {
+        frames,
+        nid,
+        zone: Zone::Normal,
+    })
 }
 
 fn carve_anywhere(nid: Nid, pages: usize) -> Result<PfnRange, AllocError> {
@@ -284,12 +323,19 @@ fn carve_anywhere(nid: Nid, pages: usize) -> Result<PfnRange, AllocError> {
             return carve(number, nid, slice, pages);
         }
     }
-    let least = pages.checked_mul(FRAME).filter(|n| *n < 1 << 46).ok_or(AllocError::OutOfMemory)?;
+    let least = pages
+        .checked_mul(FRAME)
+        .filter(|n| *n < 1 << 46)
+        .ok_or(AllocError::OutOfMemory)?;
     let mut bytes = FURTHER_RANGE.min(fair_share()) & !(FRAME - 1);
     loop {
         bytes = bytes.max(least);
         if let Some(number) = add_range(bytes, nid) {
-            let slice = if number == 0 { &SLICES[0] } else { &RANGES[number].slice };
+            let slice = if number == 0 {
+                &SLICES[0]
+            } else {
+                &RANGES[number].slice
+            };
             return carve(number, nid, slice, pages);
         }
         if bytes == least {
@@ -303,8 +349,11 @@ fn carve_anywhere(nid: Nid, pages: usize) -> Result<PfnRange, AllocError> {
 fn carve(number: usize, nid: Nid, slice: &Slice, pages: usize) -> Result<PfnRange, AllocError> {
     let range = &RANGES[number];
     let used = slice.used.load(Ordering::Relaxed);
-    let slice_start =
-        if number == 0 && nid.0 > 0 { nid.index() << range.slice_shift.load(Ordering::Relaxed) } else { 0 };
+    let slice_start = if number == 0 && nid.0 > 0 {
+        nid.index() << range.slice_shift.load(Ordering::Relaxed)
+    } else {
+        0
+    };
     make_ready(range, slice_start, slice, used + pages).map_err(|_| AllocError::OutOfMemory)?;
     let first = range.first.load(Ordering::Relaxed) + slice_start + used;
     let (at, length) = (first << FRAME_SHIFT, pages << FRAME_SHIFT);
@@ -317,7 +366,12 @@ fn carve(number: usize, nid: Nid, slice: &Slice, pages: usize) -> Result<PfnRang
 }
 
 /// Makes the tables of a slice's first `frames` frames writable, in whole largest blocks.
-fn make_ready(range: &Range, slice_start: usize, slice: &Slice, frames: usize) -> Result<(), syscall::Errno> {
+fn make_ready(
+    range: &Range,
+    slice_start: usize,
+    slice: &Slice,
+    frames: usize,
+) -> Result<(), syscall::Errno> {
     let ready = slice.ready.load(Ordering::Relaxed);
     let wanted = frames.next_multiple_of(BLOCK_FRAMES);
     if wanted <= ready {
@@ -326,7 +380,10 @@ fn make_ready(range: &Range, slice_start: usize, slice: &Slice, frames: usize) -
     let (from, to) = (slice_start + ready, slice_start + wanted);
     let part = |table: &AtomicUsize, from: usize, to: usize| {
         let table = table.load(Ordering::Relaxed);
-        let (from, to) = ((table + from) & !(PAGE - 1), (table + to).next_multiple_of(PAGE));
+        let (from, to) = (
+            (table + from) & !(PAGE - 1),
+            (table + to).next_multiple_of(PAGE),
+        );
         syscall::allow_writes(from, to - from)
     };
     part(&range.records, from * META_BYTES, to * META_BYTES)?;
@@ -346,7 +403,11 @@ fn fair_share() -> usize {
 
 /// Bytes of the tables of `span` frames: records, tags, bits.
 fn table_bytes(span: usize) -> [usize; 3] {
-    [span * META_BYTES, (span * 2).next_multiple_of(PAGE), (span / 8).next_multiple_of(PAGE)]
+    [
+        span * META_BYTES,
+        (span * 2).next_multiple_of(PAGE),
+        (span / 8).next_multiple_of(PAGE),
+    ]
 }
 
 /// Reserves a range of `bytes` bytes with one slice, and returns its number.
@@ -369,20 +430,32 @@ fn add_range(bytes: usize, nid: Nid) -> Option<usize> {
     let _ = unsafe { syscall::advise(tables, records + tags + bits, libc::MADV_NOHUGEPAGE) };
     if syscall::allow_reads(tables + records, tags).is_err() {
         // SAFETY: reserved just now and known to nobody.
-        let _ = unsafe { (syscall::unmap(at, bytes), syscall::unmap(tables, records + tags + bits)) };
+        let _ = unsafe {
+            (
+                syscall::unmap(at, bytes),
+                syscall::unmap(tables, records + tags + bits),
+            )
+        };
         return None;
     }
     range.first.store(at >> FRAME_SHIFT, Ordering::Relaxed);
     range.span.store(span, Ordering::Relaxed);
-    range.nid.store(if number == 0 { 0 } else { nid.0 }, Ordering::Relaxed);
+    range
+        .nid
+        .store(if number == 0 { 0 } else { nid.0 }, Ordering::Relaxed);
     range.records.store(tables, Ordering::Relaxed);
     range.tags.store(tables + records, Ordering::Relaxed);
     range.bits.store(tables + records + tags, Ordering::Relaxed);
-    let slice = if number == 0 { &SLICES[0] } else { &range.slice };
+    let slice = if number == 0 {
+        &SLICES[0]
+    } else {
+        &range.slice
+    };
     slice.end.store(frames, Ordering::Relaxed);
     RANGES_IN_USE.store(number + 1, Ordering::Release);
     if number == 0 {
-        FAST.map.store((tables + records) as *mut AtomicU16, Ordering::Relaxed);
+        FAST.map
+            .store((tables + records) as *mut AtomicU16, Ordering::Relaxed);
         FAST.base.store(at, Ordering::Relaxed);
         FAST.frames.store(frames, Ordering::Release);
     }
@@ -396,7 +469,10 @@ fn reserve_aligned(bytes: usize) -> Option<usize> {
         let at = got.next_multiple_of(BLOCK) + BLOCK;
         // SAFETY: the parts before and after were reserved just now and are known to nobody.
         let _ = unsafe {
-            (syscall::unmap(got, at - got), syscall::unmap(at + bytes, got + all - at - bytes))
+            (
+                syscall::unmap(got, at - got),
+                syscall::unmap(at + bytes, got + all - at - bytes),
+            )
         };
         return Some(at);
     }
@@ -409,7 +485,9 @@ fn reserve_aligned(bytes: usize) -> Option<usize> {
     let _ = unsafe { syscall::unmap(liked, bytes) };
     let below = liked & !(BLOCK - 1);
     (0..256).find_map(|n| {
-        let at = below.checked_sub(n * BLOCK).filter(|at| is_apart(*at, bytes))?;
+        let at = below
+            .checked_sub(n * BLOCK)
+            .filter(|at| is_apart(*at, bytes))?;
         syscall::map(at, bytes, libc::PROT_NONE).ok()
     })
 }
@@ -427,10 +505,22 @@ fn is_apart(at: usize, bytes: usize) -> bool {
 /// Every slice with its range and the frames before it in the range, from the last to the first.
 fn slices_backwards() -> impl Iterator<Item = (&'static Range, usize, &'static Slice)> {
     let count = RANGES_IN_USE.load(Ordering::Relaxed);
-    let further = RANGES[..count].iter().skip(1).rev().map(|r| (r, 0, &r.slice));
+    let further = RANGES[..count]
+        .iter()
+        .skip(1)
+        .rev()
+        .map(|r| (r, 0, &r.slice));
     let shift = RANGES[0].slice_shift.load(Ordering::Relaxed);
     let own = SLICES.iter().enumerate().rev().map(move |(n, slice)| {
-        (&RANGES[0], if n == 0 { 0 } else { n.checked_shl(shift).unwrap_or(0) }, slice)
+        (
+            &RANGES[0],
+            if n == 0 {
+                0
+            } else {
+                n.checked_shl(shift).unwrap_or(0)
+            },
+            slice,
+        )
     });
     further.chain(own.take(if count == 0 { 0 } else { MOST_NODES }))
 }
@@ -438,22 +528,32 @@ fn slices_backwards() -> impl Iterator<Item = (&'static Range, usize, &'static S
 /// Gives back reserved address space so that the process can live with `limit` bytes of it: of what we do not use,
 /// at most half of the rest is kept.
 pub(super) fn shrink(limit: usize) {
-    let Some(in_use) = syscall::address_space_used() else { return };
+    let Some(in_use) = syscall::address_space_used() else {
+        return;
+    };
     if in_use <= limit / 2 {
         return;
     }
     arrays::shrink();
     let _held = MEMORY.lock();
     let idle = |slice: &Slice| {
-        slice.end.load(Ordering::Relaxed).saturating_sub(slice.used.load(Ordering::Relaxed))
+        slice
+            .end
+            .load(Ordering::Relaxed)
+            .saturating_sub(slice.used.load(Ordering::Relaxed))
     };
-    let unused: usize = slices_backwards().map(|(_, _, slice)| idle(slice) << FRAME_SHIFT).sum();
+    let unused: usize = slices_backwards()
+        .map(|(_, _, slice)| idle(slice) << FRAME_SHIFT)
+        .sum();
     let others = in_use.saturating_sub(unused);
     let keep = limit.saturating_sub(others) / 2;
     // The lowest slices are kept first, since they are the ones used first.
     let mut excess = unused.saturating_sub(keep);
     for (range, before, slice) in slices_backwards() {
-        let (used, end) = (slice.used.load(Ordering::Relaxed), slice.end.load(Ordering::Relaxed));
+        let (used, end) = (
+            slice.used.load(Ordering::Relaxed),
+            slice.end.load(Ordering::Relaxed),
+        );
         let cut = (excess.div_ceil(FRAME)).min(end.saturating_sub(used));
         if cut == 0 {
             continue;
@@ -467,7 +567,10 @@ pub(super) fn shrink(limit: usize) {
         }
         // SAFETY: P6, frames from `used` on are used by nobody, and `end` keeps them from being carved.
         let _ = unsafe { syscall::unmap((first + stop) << FRAME_SHIFT, cut << FRAME_SHIFT) };
-        let ready = slice.ready.load(Ordering::Relaxed).max(stop.next_multiple_of(BLOCK_FRAMES));
+        let ready = slice
+            .ready
+            .load(Ordering::Relaxed)
+            .max(stop.next_multiple_of(BLOCK_FRAMES));
         if ready < end {
             let records = range.records.load(Ordering::Relaxed);
             let from = (records + (before + ready) * META_BYTES).next_multiple_of(PAGE);

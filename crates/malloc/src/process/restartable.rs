@@ -27,7 +27,9 @@ impl ArrayForm for Restartable {
 
     fn make(params: ArrayParams) -> Result<RestartableArray, AllocError> {
         let has_lock = arrays::mode() == Mode::Exchange;
-        Ok(RestartableArray { room: Room::new(params.capacity, has_lock)? })
+        Ok(RestartableArray {
+            room: Room::new(params.capacity, has_lock)?,
+        })
     }
 
     fn drain(array: &RestartableArray, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
@@ -49,7 +51,11 @@ impl RestartableArray {
     #[cold]
     #[inline(never)]
     fn pop_slowly(&self) -> Option<NonNull<u8>> {
-        if arrays::mode() == Mode::Exchange { exchange::pop(&self.room) } else { None }
+        if arrays::mode() == Mode::Exchange {
+            exchange::pop(&self.room)
+        } else {
+            None
+        }
     }
 }
 
@@ -67,7 +73,11 @@ unsafe impl CpuCache for RestartableArray {
     unsafe fn push(&self, object: NonNull<u8>) -> Push {
         // SAFETY: P11, the tag is that of this array.
         let result = unsafe { fast::push(self.room.stack(), object.as_ptr()) };
-        if result > 0 { Push::Done } else { self.push_slowly(object, result) }
+        if result > 0 {
+            Push::Done
+        } else {
+            self.push_slowly(object, result)
+        }
     }
 
     fn pop_n(&self, into: &mut [MaybeUninit<NonNull<u8>>]) -> usize {

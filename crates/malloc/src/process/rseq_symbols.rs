@@ -32,7 +32,10 @@ impl Registered {
         if size == 0 || this_thread_cpu(offset).is_none() {
             return None;
         }
-        Some(Self { offset, concurrency_id: features >= FEATURES_WITH_CONCURRENCY_ID })
+        Some(Self {
+            offset,
+            concurrency_id: features >= FEATURES_WITH_CONCURRENCY_ID,
+        })
     }
 
     /// Where the CPU number is, from the thread pointer, in bytes.

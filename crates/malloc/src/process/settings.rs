@@ -37,6 +37,8 @@ pub struct Settings {
     pub verbose: bool,
     stats: [u8; LONGEST_STATS],
     stats_length: Option<u16>,
+    live: [u8; LONGEST_STATS],
+    live_length: Option<u16>,
 }
 
 impl Settings {
@@ -48,12 +50,20 @@ impl Settings {
         verbose: false,
         stats: [0; LONGEST_STATS],
         stats_length: None,
+        live: [0; LONGEST_STATS],
+        live_length: None,
     };
 
     /// Where statistics are wanted (`FLAGSTONE_STATS`), as given; `None` if nowhere.
     #[must_use]
     pub fn stats(&self) -> Option<&[u8]> {
         self.stats_length.map(|n| &self.stats[..n as usize])
+    }
+
+    /// The directory for live statistics (`FLAGSTONE_LIVE`), as given; `None` if they are not wanted.
+    #[must_use]
+    pub fn live(&self) -> Option<&[u8]> {
+        self.live_length.map(|n| &self.live[..n as usize])
     }
 
     /// Reads the settings among `environment`, strings of the form `NAME=value`. `report` is
@@ -64,13 +74,18 @@ impl Settings {
     ) -> Self {
         let mut settings = Self::DEFAULT;
         for string in environment {
-            let Some(rest) = string.strip_prefix(b"FLAGSTONE_") else { continue };
+            let Some(rest) = string.strip_prefix(b"FLAGSTONE_") else {
+                continue;
+            };
             let end = rest.iter().position(|b| *b == b'=').unwrap_or(rest.len());
             let (name, value) = (&rest[..end], rest.get(end + 1..).unwrap_or_default());
             match settings.set(name, value) {
                 Ok(()) => {}
                 Err(Refused::Unknown) => {
-                    report(format_args!("setting FLAGSTONE_{} is unknown, ignored", Text(name)));
+                    report(format_args!(
+                        "setting FLAGSTONE_{} is unknown, ignored",
+                        Text(name)
+                    ));
                 }
                 Err(Refused::Malformed(wanted)) => report(format_args!(
                     "setting FLAGSTONE_{}={} is not {wanted}, ignored",
@@ -99,24 +114,32 @@ impl Settings {
             }
             b"RETAIN" => match size(value) {
                 Some(bytes) => self.retain = Some(bytes),
-                None => return Err(Refused::Malformed("a number of bytes (K, M and G may follow)")),
+                None => {
+                    return Err(Refused::Malformed(
+                        "a number of bytes (K, M and G may follow)",
+                    ));
+                }
             },
             b"VERBOSE" => match value {
                 b"0" => self.verbose = false,
                 b"1" => self.verbose = true,
                 _ => return Err(Refused::Malformed("0 or 1")),
             },
-            b"STATS" => {
-                let Some(room) = self.stats.get_mut(..value.len()) else {
-                    return Err(Refused::Malformed("at most 1024 bytes long"));
-                };
-                room.copy_from_slice(value);
-                self.stats_length = Some(value.len() as u16);
-            }
+            b"STATS" => keep(value, &mut self.stats, &mut self.stats_length)?,
+            b"LIVE" => keep(value, &mut self.live, &mut self.live_length)?,
             _ => return Err(Refused::Unknown),
         }
         Ok(())
     }
+}
+
+fn keep(value: &[u8], into: &mut [u8], length: &mut Option<u16>) -> Result<(), Refused> {
+    let Some(room) = into.get_mut(..value.len()) else {
+        return Err(Refused::Malformed("at most 1024 bytes long"));
+    };
+    room.copy_from_slice(value);
+    *length = Some(value.len() as u16);
+    Ok(())
 }
 
 enum Refused {
@@ -152,7 +175,11 @@ impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use fmt::Write as _;
         self.0.iter().take(80).try_for_each(|b| {
-            f.write_char(if b.is_ascii_graphic() || *b == b' ' { *b as char } else { '?' })
+            f.write_char(if b.is_ascii_graphic() || *b == b' ' {
+                *b as char
+            } else {
+                '?'
+            })
         })
     }
 }
@@ -209,7 +236,11 @@ mod tests {
             reports[2],
             "setting FLAGSTONE_FAKE_NODES=65 is not a number from 1 to 64, ignored"
         );
-        assert!(reports[5].contains("FLAGSTONE_RETAIN=12Q? is not"), "{}", reports[5]);
+        assert!(
+            reports[5].contains("FLAGSTONE_RETAIN=12Q? is not"),
+            "{}",
+            reports[5]
+        );
         assert!(settings.fake_nodes.is_none() && settings.retain.is_none() && !settings.verbose);
         assert_eq!(settings.array, ArrayChoice::Auto);
     }

@@ -41,8 +41,13 @@ pub(super) struct Startup {
 impl Startup {
     /// Reads the block (P2).
     pub(super) fn find() -> Self {
-        let mut found =
-            Self { loader: 0, vdso: 0, random: 0, rseq_features: 0, environment: core::ptr::null() };
+        let mut found = Self {
+            loader: 0,
+            vdso: 0,
+            random: 0,
+            rseq_features: 0,
+            environment: core::ptr::null(),
+        };
         // SAFETY: P2; the loader sets the pointer before anything else runs.
         let block = unsafe { __libc_stack_end };
         if !found.read_block(block) {
@@ -159,7 +164,10 @@ mod tests {
         words[3] = 1;
         assert!(!found.read_block(words.as_ptr()), "argv is not terminated");
         words[3] = 0;
-        assert!(!found.read_block(words.as_ptr()), "the vector has no page size");
+        assert!(
+            !found.read_block(words.as_ptr()),
+            "the vector has no page size"
+        );
         assert!(!found.read_block(core::ptr::null()));
     }
 }

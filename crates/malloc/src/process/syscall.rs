@@ -27,7 +27,11 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Result<usize, Errno> {
             options(nostack),
         );
     }
-    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+    if (-4095..0).contains(&result) {
+        Err(Errno(-result as i32))
+    } else {
+        Ok(result as usize)
+    }
 }
 
 /// Maps `length` bytes of private anonymous memory with the rights `protection`, at `at` exactly if that is
@@ -42,7 +46,17 @@ pub(crate) fn map(at: usize, length: usize, protection: i32) -> Result<usize, Er
     }
     // SAFETY: without MAP_FIXED a new mapping replaces nothing.
     let got = unsafe {
-        call(libc::SYS_mmap, [at, length, protection as usize, flags as usize, usize::MAX, 0])
+        call(
+            libc::SYS_mmap,
+            [
+                at,
+                length,
+                protection as usize,
+                flags as usize,
+                usize::MAX,
+                0,
+            ],
+        )
     }?;
     if at != 0 && got != at {
         // A kernel before 4.17 takes the address for a hint.
@@ -51,6 +65,60 @@ pub(crate) fn map(at: usize, length: usize, protection: i32) -> Result<usize, Er
         return Err(Errno(libc::EEXIST));
     }
     Ok(got)
+}
+
+/// As [`map`], anywhere, readable and writable as `protection` says, and counted against what the system lets processes commit.
+///
+/// # Errors
+/// The kernel's: `ENOMEM`.
+pub(crate) fn map_accounted(length: usize, protection: i32) -> Result<usize, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping replaces nothing.
+    unsafe {
+        call(
+            libc::SYS_mmap,
+            [
+                0,
+                length,
+                protection as usize,
+                flags as usize,
+                usize::MAX,
+                0,
+            ],
+        )
+    }
+}
+
+/// Changes the length of a mapping, moving it if need be, and returns where it is now.
+///
+/// # Errors
+/// The kernel's; nothing has changed.
+///
+/// # Safety
+/// The caller owns the mapping; its old address is not used any more if it moves.
+pub(crate) unsafe fn remap(at: usize, old: usize, new: usize) -> Result<usize, Errno> {
+    let flags = libc::MREMAP_MAYMOVE as usize;
+    // SAFETY: the caller answers for it.
+    unsafe { call(libc::SYS_mremap, [at, old, new, flags, 0, 0]) }
+}
+
+/// Moves the pages of `length` bytes at `from` to `to`, replacing what is mapped there; the old place stays mapped and reads as zero.
+///
+/// # Errors
+/// The kernel's, for instance if it is too old for this; nothing has changed.
+///
+/// # Safety
+/// The caller owns both places.
+pub(crate) unsafe fn move_pages(from: usize, length: usize, to: usize) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: the caller answers for it.
+    unsafe {
+        call(
+            libc::SYS_mremap,
+            [from, length, length, flags as usize, to, 0],
+        )
+    }
+    .map(drop)
 }
 
 /// Removes a mapping.
@@ -75,7 +143,13 @@ pub(crate) fn allow_writes(at: usize, length: usize) -> Result<(), Errno> {
 /// Gives memory the right to be read.
 pub(crate) fn allow_reads(at: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: callers pass memory of this host that had no rights yet.
-    unsafe { call(libc::SYS_mprotect, [at, length, libc::PROT_READ as usize, 0, 0, 0]) }.map(drop)
+    unsafe {
+        call(
+            libc::SYS_mprotect,
+            [at, length, libc::PROT_READ as usize, 0, 0, 0],
+        )
+    }
+    .map(drop)
 }
 
 /// Gives the kernel advice on memory.
@@ -92,7 +166,10 @@ pub(crate) fn name(at: usize, length: usize, name: &'static core::ffi::CStr) {
     const PR_SET_VMA: usize = 0x5356_4d41;
     // SAFETY: only the mapping's name changes, and the kernel copies the string.
     let _ = unsafe {
-        call(libc::SYS_prctl, [PR_SET_VMA, 0, at, length, name.as_ptr() as usize, 0])
+        call(
+            libc::SYS_prctl,
+            [PR_SET_VMA, 0, at, length, name.as_ptr() as usize, 0],
+        )
     };
 }
 
@@ -100,11 +177,16 @@ pub(crate) fn name(at: usize, length: usize, name: &'static core::ffi::CStr) {
 pub(crate) fn prefer_node(at: usize, length: usize, node: u32) {
     const MPOL_PREFERRED: usize = 1;
     let mut mask = [0u64; 16];
-    let Some(word) = mask.get_mut(node as usize / 64) else { return };
+    let Some(word) = mask.get_mut(node as usize / 64) else {
+        return;
+    };
     *word = 1 << (node % 64);
     // SAFETY: a policy changes no contents; the mask outlives the call.
     let _ = unsafe {
-        call(libc::SYS_mbind, [at, length, MPOL_PREFERRED, mask.as_ptr() as usize, 1024, 0])
+        call(
+            libc::SYS_mbind,
+            [at, length, MPOL_PREFERRED, mask.as_ptr() as usize, 1024, 0],
+        )
     };
 }
 
@@ -113,7 +195,10 @@ pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the word outlives the call, and the kernel only reads it.
     let _ = unsafe {
-        call(libc::SYS_futex, [word.as_ptr() as usize, op as usize, value as usize, 0, 0, 0])
+        call(
+            libc::SYS_futex,
+            [word.as_ptr() as usize, op as usize, value as usize, 0, 0, 0],
+        )
     };
 }
 
@@ -122,7 +207,17 @@ pub(crate) fn futex_wake(word: &core::sync::atomic::AtomicU32, how_many: u32) {
     let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the address is a key only.
     let _ = unsafe {
-        call(libc::SYS_futex, [word.as_ptr() as usize, op as usize, how_many as usize, 0, 0, 0])
+        call(
+            libc::SYS_futex,
+            [
+                word.as_ptr() as usize,
+                op as usize,
+                how_many as usize,
+                0,
+                0,
+                0,
+            ],
+        )
     };
 }
 
@@ -165,7 +260,10 @@ pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         // SAFETY: the kernel reads the borrowed bytes.
         let wrote = unsafe {
-            call(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0])
+            call(
+                libc::SYS_write,
+                [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0],
+            )
         };
         match wrote {
             Ok(n) if n > 0 => bytes = &bytes[n.min(bytes.len())..],
@@ -180,7 +278,17 @@ pub(crate) fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> Optio
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a C string that outlives the call.
     let fd = unsafe {
-        call(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])
+        call(
+            libc::SYS_openat,
+            [
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                0,
+                0,
+                0,
+            ],
+        )
     }
     .ok()?;
     let mut filled = 0;
@@ -188,7 +296,10 @@ pub(crate) fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> Optio
         let rest = &mut into[filled..];
         // SAFETY: the kernel writes at most the length of the exclusively borrowed rest.
         let got = unsafe {
-            call(libc::SYS_read, [fd, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0])
+            call(
+                libc::SYS_read,
+                [fd, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0],
+            )
         };
         match got {
             Ok(0) => break,
@@ -209,7 +320,14 @@ pub(crate) fn address_space_limit() -> Option<usize> {
     let got = unsafe {
         call(
             libc::SYS_prlimit64,
-            [0, libc::RLIMIT_AS as usize, 0, limit.as_mut_ptr() as usize, 0, 0],
+            [
+                0,
+                libc::RLIMIT_AS as usize,
+                0,
+                limit.as_mut_ptr() as usize,
+                0,
+                0,
+            ],
         )
     };
     (got.is_ok() && limit[0] != u64::MAX).then_some(limit[0] as usize)
@@ -220,8 +338,10 @@ pub(crate) fn address_space_used() -> Option<usize> {
     let mut text = [0; 128];
     let text = read_file(c"/proc/self/statm", &mut text)?;
     let digits = text.iter().take_while(|b| b.is_ascii_digit());
-    let pages = digits.fold(0usize, |n, b| n.wrapping_mul(10).wrapping_add((b - b'0') as usize));
-    (pages > 0).then(|| pages << 12)
+    let pages = digits.fold(0usize, |n, b| {
+        n.wrapping_mul(10).wrapping_add((b - b'0') as usize)
+    });
+    (pages > 0).then_some(pages << 12)
 }
 
 /// Bytes of memory that the system has.

@@ -1,1 +1,163 @@
+//! The process host as a whole.
 
+use core::ptr::NonNull;
+use std::sync::Mutex;
+use std::vec::Vec;
+
+use flagstone_host::{ArrayParams, CpuCache, Cpus, Entropy, Grace, Host, Push};
+
+use super::hammer::again;
+use super::*;
+
+/// Held by tests that use arrays: whoever stops them stops everybody's.
+pub(super) static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn the_host_knows_its_cpus() {
+    let host = Process::start();
+    assert!(Process::get().is_some());
+    assert!(host.possible_cpus() >= topology::allowed_cpus().min(1));
+    assert!(host.current_cpu().0 < host.possible_cpus());
+    assert!(host.is_online(host.current_cpu()));
+    assert!(host.node_of(host.current_cpu()).0 < host.nodes() as u16);
+    assert_eq!(host.current_node(), host.node_of(host.current_cpu()));
+    assert_ne!(host.random(), host.random());
+}
+
+#[test]
+fn many_threads_may_start_the_host_at_once() {
+    let modes: Vec<_> = (0..8)
+        .map(|_| std::thread::spawn(|| Process::start().mode()))
+        .collect();
+    let modes: Vec<_> = modes.into_iter().map(|t| t.join().unwrap()).collect();
+    assert!(
+        modes
+            .iter()
+            .all(|m| *m == modes[0] && *m != Mode::Unstarted)
+    );
+}
+
+/// Runs `check` in the child of a fork and returns whether it was true there.
+fn in_child(check: impl FnOnce() -> bool) -> bool {
+    let host = Process::start();
+    host.prepare_fork();
+    // SAFETY: the child only runs `check`, which uses this host and what the fork left in order, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: prepared above; this is the child.
+        unsafe { host.after_fork_in_child() };
+        let status = i32::from(!check());
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(status) };
+    }
+    // SAFETY: prepared above; this is the parent.
+    unsafe { host.after_fork_in_parent() };
+    let mut status = -1;
+    // SAFETY: the word outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn the_child_of_a_fork_goes_on_at_once() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let host = Process::start();
+    let array = host
+        .new_array(ArrayParams {
+            capacity: 50,
+            link_offset: 0,
+        })
+        .unwrap();
+    (0..host.possible_cpus()).for_each(|cpu| array.set_limit(CpuId(cpu), 50));
+    let word = 0u64;
+    let object = NonNull::from(&word).cast::<u8>();
+    let (host_locks, stop) = (&host, core::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Readers, growing and stopping threads that the children do not have.
+        for n in 0..3u16 {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let _guard = host_locks.read();
+                    match n {
+                        0 => drop(host_locks.grow(Nid(0), 1)),
+                        1 => drop(host_locks.stop_arrays()),
+                        _ => std::thread::yield_now(),
+                    }
+                }
+            });
+        }
+        let before = host.random();
+        for _ in 0..40 {
+            assert!(in_child(|| {
+                host.synchronize();
+                let stopped = host.stop_arrays().is_some();
+                // SAFETY: the object is ours.
+                let pushed = unsafe { array.push(object) } == Push::Done;
+                let popped = array.pop() == Some(object);
+                stopped
+                    && pushed
+                    && popped
+                    && host.grow(Nid(0), 1).is_ok()
+                    && host.random() != before
+            }));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+#[ignore = "run by another test with settings in the environment"]
+fn with_settings() {
+    let host = Process::start();
+    assert_eq!(
+        host.settings().retain,
+        Some(flagstone_types::Bytes(1 << 20))
+    );
+    // What start and a call of every service leave of errno.
+    // SAFETY: the C library's own word.
+    unsafe { *libc::__errno_location() = 77 };
+    assert!(host.grow(Nid(0), usize::MAX >> 20).is_err());
+    flagstone_host::Clock::now(&host);
+    // SAFETY: as above.
+    assert_eq!(unsafe { *libc::__errno_location() }, 77);
+}
+
+#[test]
+fn settings_come_from_the_environment_and_wrong_ones_are_named() {
+    let text = again(
+        "process::tests::with_settings",
+        &[
+            ("FLAGSTONE_RETAIN", "1M"),
+            ("FLAGSTONE_WRONG", "1"),
+            ("FLAGSTONE_VERBOSE", "1"),
+        ],
+    );
+    assert!(
+        text.contains("flagstone: setting FLAGSTONE_WRONG is unknown, ignored\n"),
+        "{text}"
+    );
+    assert!(text.contains("flagstone: arrays by "), "{text}");
+}
+
+#[test]
+fn a_thread_that_slept_is_known() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let host = Process::start();
+    if !matches!(host.mode(), Mode::Cpu | Mode::Concurrency) {
+        return;
+    }
+    let array = host
+        .new_array(ArrayParams {
+            capacity: 4,
+            link_offset: 0,
+        })
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert!((0..100).any(|_| {
+        array.pop();
+        !fast::slept()
+    }));
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert!(fast::slept());
+}

@@ -34,7 +34,9 @@ pub(super) fn start(fake: Option<u32>) {
     if let Some(list) = syscall::read_file(c"/sys/devices/system/cpu/possible", &mut text) {
         for_each(list, &mut |cpu| highest = highest.max(Some(cpu)));
     }
-    let possible = highest.map_or_else(allowed_cpus, |cpu| cpu + 1).clamp(1, MOST_CPUS as u32);
+    let possible = highest
+        .map_or_else(allowed_cpus, |cpu| cpu + 1)
+        .clamp(1, MOST_CPUS as u32);
     POSSIBLE.store(possible, Ordering::Relaxed);
     match fake {
         Some(nodes) => {
@@ -49,7 +51,9 @@ pub(super) fn start(fake: Option<u32>) {
 }
 
 fn read_nodes(text: &mut [u8]) {
-    let Some(list) = syscall::read_file(c"/sys/devices/system/node/online", text) else { return };
+    let Some(list) = syscall::read_file(c"/sys/devices/system/node/online", text) else {
+        return;
+    };
     let mut nodes = 0;
     for_each(list, &mut |node| {
         if let Some(place) = SYSTEM_NODE.get(nodes as usize) {
@@ -100,12 +104,16 @@ pub(super) fn nodes() -> u32 {
 }
 
 pub(super) fn node_of(cpu: CpuId) -> Nid {
-    let node = NODE_OF.get(cpu.index()).map_or(0, |n| n.load(Ordering::Relaxed));
+    let node = NODE_OF
+        .get(cpu.index())
+        .map_or(0, |n| n.load(Ordering::Relaxed));
     Nid(u16::from(node) % nodes() as u16)
 }
 
 pub(super) fn distance(from: Nid, to: Nid) -> u32 {
-    let known = DISTANCE.get(from.index()).and_then(|row| row.get(to.index()));
+    let known = DISTANCE
+        .get(from.index())
+        .and_then(|row| row.get(to.index()));
     match known.map_or(0, |d| d.load(Ordering::Relaxed)) {
         0 if from == to => LOCAL.into(),
         0 => REMOTE.into(),
@@ -125,7 +133,10 @@ pub(super) fn allowed_cpus() -> u32 {
     let (length, at) = (size_of_val(&mask), mask.as_mut_ptr() as usize);
     // SAFETY: the kernel writes at most `length` bytes to the exclusively borrowed array.
     let _ = unsafe { syscall::call(libc::SYS_sched_getaffinity, [0, length, at, 0, 0, 0]) };
-    mask.iter().map(|word| word.count_ones()).sum::<u32>().max(1)
+    mask.iter()
+        .map(|word| word.count_ones())
+        .sum::<u32>()
+        .max(1)
 }
 
 /// Calls `each` with the numbers of a list like `0-3,8 10`, in order.
@@ -133,8 +144,12 @@ fn for_each(list: &[u8], each: &mut dyn FnMut(u32)) {
     let is_separator = |b: &u8| matches!(b, b',' | b' ' | b'\n');
     for part in list.split(is_separator).filter(|part| !part.is_empty()) {
         let mut ends = part.splitn(2, |b| *b == b'-').map(number);
-        let Some(Some(first)) = ends.next() else { return };
-        let Some(last) = ends.next().unwrap_or(Some(first)) else { return };
+        let Some(Some(first)) = ends.next() else {
+            return;
+        };
+        let Some(last) = ends.next().unwrap_or(Some(first)) else {
+            return;
+        };
         for n in first..=last.min(first.saturating_add(MOST_CPUS as u32)) {
             each(n);
         }
@@ -153,7 +168,10 @@ struct Path {
 
 impl Path {
     fn new() -> Self {
-        Self { text: [0; 96], filled: 0 }
+        Self {
+            text: [0; 96],
+            filled: 0,
+        }
     }
 
     fn as_c(&self) -> Option<&CStr> {
@@ -163,7 +181,10 @@ impl Path {
 
 impl core::fmt::Write for Path {
     fn write_str(&mut self, s: &str) -> core::fmt::Result {
-        let room = self.text.get_mut(self.filled..self.filled + s.len()).ok_or(core::fmt::Error)?;
+        let room = self
+            .text
+            .get_mut(self.filled..self.filled + s.len())
+            .ok_or(core::fmt::Error)?;
         room.copy_from_slice(s.as_bytes());
         self.filled += s.len();
         Ok(())

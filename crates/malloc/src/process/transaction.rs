@@ -76,7 +76,9 @@ impl Stack {
 
     #[inline]
     fn of(room: &Room, cpu: CpuId) -> Option<Self> {
-        room.header(cpu).map(|_| Self { words: room.words(cpu.0) })
+        room.header(cpu).map(|_| Self {
+            words: room.words(cpu.0),
+        })
     }
 
     #[inline]
@@ -136,11 +138,15 @@ impl ArrayForm for TransactionArray {
     type Array = TransactionArrayCache;
 
     fn make(params: ArrayParams) -> Result<TransactionArrayCache, AllocError> {
-        Ok(TransactionArrayCache { room: make_room(params.capacity)? })
+        Ok(TransactionArrayCache {
+            room: make_room(params.capacity)?,
+        })
     }
 
     fn drain(array: &TransactionArrayCache, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
-        let Some(stack) = Stack::of(&array.room, cpu) else { return };
+        let Some(stack) = Stack::of(&array.room, cpu) else {
+            return;
+        };
         let owned = loop {
             let tid = stack.word(1).load(Ordering::Acquire);
             let count = stack.word(0).load(Ordering::Acquire);
@@ -148,7 +154,11 @@ impl ArrayForm for TransactionArray {
                 return;
             }
             if tid & BUSY == 0 && stack.exchange([count, tid], [count, tid | BUSY]) {
-                break Owned { stack, count: count as usize, tid };
+                break Owned {
+                    stack,
+                    count: count as usize,
+                    tid,
+                };
             }
             syscall::yield_now();
         };
@@ -173,7 +183,11 @@ impl Owned {
         for _ in 0..PATIENCE {
             let [count, tid] = stack.read()?;
             if tid & BUSY == 0 && stack.exchange([count, tid], [count, tid | BUSY]) {
-                return Some(Self { stack, count: count as usize, tid });
+                return Some(Self {
+                    stack,
+                    count: count as usize,
+                    tid,
+                });
             }
             core::hint::spin_loop();
         }
@@ -189,7 +203,9 @@ impl Owned {
 
     fn finish(self, count: usize) {
         self.stack.word(0).store(count as u64, Ordering::Relaxed);
-        self.stack.word(1).store(self.tid.wrapping_add(2), Ordering::Release);
+        self.stack
+            .word(1)
+            .store(self.tid.wrapping_add(2), Ordering::Release);
     }
 }
 
@@ -203,7 +219,9 @@ unsafe impl CpuCache for TransactionArrayCache {
             if tid & BUSY == 0 {
                 let top = count.checked_sub(1)?;
                 // SAFETY: P11, a count is never above the capacity. The value is used only if the exchange succeeds.
-                let object = unsafe { (*stack.slots().add(top as usize).cast::<AtomicU64>()).load(Ordering::Relaxed) };
+                let object = unsafe {
+                    (*stack.slots().add(top as usize).cast::<AtomicU64>()).load(Ordering::Relaxed)
+                };
                 if stack.exchange([count, tid], [top, tid.wrapping_add(2)]) {
                     return NonNull::new(object as *mut u8);
                 }
@@ -215,7 +233,9 @@ unsafe impl CpuCache for TransactionArrayCache {
 
     #[inline]
     unsafe fn push(&self, object: NonNull<u8>) -> Push {
-        let Some(owned) = Owned::take(&self.room) else { return Push::Full };
+        let Some(owned) = Owned::take(&self.room) else {
+            return Push::Full;
+        };
         let count = owned.count;
         // SAFETY: P19, a slot below the count.
         if count > 0 && unsafe { owned.stack.slots().add(count - 1).read() } == object.as_ptr() {
@@ -232,18 +252,25 @@ unsafe impl CpuCache for TransactionArrayCache {
     }
 
     fn pop_n(&self, into: &mut [MaybeUninit<NonNull<u8>>]) -> usize {
-        let Some(owned) = Owned::take(&self.room) else { return 0 };
+        let Some(owned) = Owned::take(&self.room) else {
+            return 0;
+        };
         let taken = owned.count.min(into.len());
         let left = owned.count - taken;
         // SAFETY: P19, slots below the count.
-        unsafe { into.as_mut_ptr().copy_from_nonoverlapping(owned.stack.slots().add(left).cast(), taken) };
+        unsafe {
+            into.as_mut_ptr()
+                .copy_from_nonoverlapping(owned.stack.slots().add(left).cast(), taken)
+        };
         owned.finish(left);
         taken
     }
 
     #[inline]
     unsafe fn push_n(&self, objects: &[NonNull<u8>]) -> usize {
-        let Some(owned) = Owned::take(&self.room) else { return 0 };
+        let Some(owned) = Owned::take(&self.room) else {
+            return 0;
+        };
         let limit = owned.stack.limit() as usize;
         let taken = limit.saturating_sub(owned.count).min(objects.len());
         for (n, object) in objects[objects.len() - taken..].iter().enumerate() {
@@ -303,11 +330,17 @@ impl ArrayForm for TransactionList {
         }
         // No slots: the objects hold the list, and the room's capacity says nothing of it.
         let room = make_room(0)?;
-        Ok(TransactionListCache { room, link_offset: params.link_offset as usize, capacity: params.capacity })
+        Ok(TransactionListCache {
+            room,
+            link_offset: params.link_offset as usize,
+            capacity: params.capacity,
+        })
     }
 
     fn drain(array: &TransactionListCache, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
-        let Some(stack) = Stack::of(&array.room, cpu) else { return };
+        let Some(stack) = Stack::of(&array.room, cpu) else {
+            return;
+        };
         let mut head = loop {
             let tid = stack.word(1).load(Ordering::Acquire);
             let head = stack.word(0).load(Ordering::Acquire);
@@ -367,8 +400,12 @@ unsafe impl CpuCache for TransactionListCache {
     #[inline]
     unsafe fn push(&self, object: NonNull<u8>) -> Push {
         loop {
-            let Some(stack) = Stack::current(&self.room) else { return Push::Full };
-            let Some([head, tid]) = stack.read() else { return Push::Full };
+            let Some(stack) = Stack::current(&self.room) else {
+                return Push::Full;
+            };
+            let Some([head, tid]) = stack.read() else {
+                return Push::Full;
+            };
             let length = tid >> LENGTH_SHIFT;
             if head == object.as_ptr() as u64 {
                 return Push::OnTop;
@@ -377,7 +414,10 @@ unsafe impl CpuCache for TransactionListCache {
                 return Push::Full;
             }
             self.link(object).store(head, Ordering::Relaxed);
-            if stack.exchange([head, tid], [object.as_ptr() as u64, length_and_tid(length + 1, tid)]) {
+            if stack.exchange(
+                [head, tid],
+                [object.as_ptr() as u64, length_and_tid(length + 1, tid)],
+            ) {
                 return Push::Done;
             }
         }
@@ -397,17 +437,27 @@ unsafe impl CpuCache for TransactionListCache {
 
     unsafe fn push_n(&self, objects: &[NonNull<u8>]) -> usize {
         // The chain is linked for the room that the state shows and goes in by one exchange on that very state, or not at all.
-        let Some(stack) = Stack::current(&self.room) else { return 0 };
-        let Some([head, tid]) = stack.read() else { return 0 };
+        let Some(stack) = Stack::current(&self.room) else {
+            return 0;
+        };
+        let Some([head, tid]) = stack.read() else {
+            return 0;
+        };
         let room = u64::from(stack.limit()).saturating_sub(tid >> LENGTH_SHIFT) as usize;
         let from = &objects[objects.len() - room.min(objects.len())..];
-        let (Some(first), Some(last)) = (from.first(), from.last()) else { return 0 };
+        let (Some(first), Some(last)) = (from.first(), from.last()) else {
+            return 0;
+        };
         for pair in from.windows(2) {
-            self.link(pair[1]).store(pair[0].as_ptr() as u64, Ordering::Relaxed);
+            self.link(pair[1])
+                .store(pair[0].as_ptr() as u64, Ordering::Relaxed);
         }
         self.link(*first).store(head, Ordering::Relaxed);
         let length = (tid >> LENGTH_SHIFT) + from.len() as u64;
-        let done = stack.exchange([head, tid], [last.as_ptr() as u64, length_and_tid(length, tid)]);
+        let done = stack.exchange(
+            [head, tid],
+            [last.as_ptr() as u64, length_and_tid(length, tid)],
+        );
         if done { from.len() } else { 0 }
     }
 
@@ -422,8 +472,9 @@ unsafe impl CpuCache for TransactionListCache {
     }
 
     fn len(&self, cpu: CpuId) -> u32 {
-        Stack::of(&self.room, cpu)
-            .map_or(0, |stack| (stack.word(1).load(Ordering::Relaxed) >> LENGTH_SHIFT) as u32)
+        Stack::of(&self.room, cpu).map_or(0, |stack| {
+            (stack.word(1).load(Ordering::Relaxed) >> LENGTH_SHIFT) as u32
+        })
     }
 
     fn tag(&self) -> u16 {
