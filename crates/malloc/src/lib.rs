@@ -1,4 +1,23 @@
 //! Flagstone for programs: the process host and, on it, malloc, a global allocator for Rust, and object caches.
+//!
+//! A Rust program makes [`Flagstone`] its global allocator, or takes object caches from [`heap`]. Programs that are not
+//! changed get the C interface of `flagstone-preload`.
 #![cfg_attr(not(test), no_std)]
 
+mod ageing;
+pub mod classes;
+mod direct;
+pub mod entry;
+mod fork;
+mod global;
+mod growth;
+mod heap;
+mod large;
+mod misuse;
 pub mod process;
+pub mod report;
+
+pub use ageing::trim;
+pub use global::Flagstone;
+pub use heap::heap;
+pub use misuse::fatal;

@@ -1,6 +1,24 @@
-//! The shared library that `flagstone run` preloads.
+//! The C interface of Flagstone's malloc: what `flagstone run` preloads, and what a C program can link.
 //!
-//! It exports one marker by which a tool can tell this library from another one.
+//! Every function is a few lines over `flagstone_malloc`, with the errors, `errno` and corner cases of the GNU C
+//! library. Nothing here keeps state.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `memory.rs` | `malloc`, `free`, `calloc`, `realloc`, aligned and sized forms |
+//! | `statistics.rs` | `mallinfo`, `mallopt`, `malloc_info`, `malloc_stats`, `malloc_trim` |
+//! | `cxx.rs` | C++ `operator delete`, and `operator new` that does not throw |
+//! | `limits.rs` | `setrlimit`, `prlimit`: a lower limit of address space makes the heap's reservation smaller |
+//! | `vfork.rs` | `vfork`: per-CPU arrays are stopped while a child shares the memory |
+//! | `caches.rs` | object caches: `flagstone.h` |
+#![cfg_attr(panic = "abort", no_std)]
+
+mod caches;
+mod cxx;
+mod limits;
+mod memory;
+mod statistics;
+mod vfork;
 
 /// The version of the library, as a C string. A symbol that no other allocator has.
 #[unsafe(no_mangle)]
@@ -15,3 +33,19 @@ pub static FLAGSTONE_VERSION: [u8; VERSION.len()] = {
 };
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// Runs when the process ends in the ordinary way.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = {
+    extern "C" fn at_exit() {
+        flagstone_malloc::report::at_exit();
+    }
+    at_exit
+};
+
+#[cfg(panic = "abort")]
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    flagstone_malloc::fatal(format_args!("{info}"))
+}

@@ -109,17 +109,16 @@ impl<H: Host> Caches<H> {
     }
 
     fn kmalloc_large(&self, size: usize, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
+        let flags = (self.fix_up(gfp) - crate::grow::NOT_FOR_PAGES) | (gfp & Gfp::ZERO);
         let run = self
             .frames
-            .alloc_run(gfp, size.div_ceil(H::PAGE_SIZE), None)?;
+            .alloc_run(flags, size.div_ceil(H::PAGE_SIZE), None)?;
         let page = self
             .frames
             .page(run.start())
             .ok_or(AllocError::InvalidArgument)?;
         page.set_kind(PageKind::Large);
-        let PfnRange { start, pages } = run.into_raw();
-        // SAFETY: we own the run; the first words of its head's view are the owner's.
-        unsafe { (*page.view())[0] = pages as u64 };
+        let PfnRange { start, .. } = run.into_raw();
         Ok(self.host().frame_ptr(start))
     }
 
@@ -138,7 +137,7 @@ impl<H: Host> Caches<H> {
     ///
     /// # Errors
     /// If no slab object or large allocation starts there. Whether an object is free is not looked up.
-    pub(crate) fn find(&self, object: NonNull<u8>) -> Result<Found<'_, H>, FreeError> {
+    pub fn find(&self, object: NonNull<u8>) -> Result<Found<'_, H>, FreeError> {
         let address = object.as_ptr().addr();
         let host = self.host();
         let pfn = host.pfn_of(address).ok_or(FreeError::Foreign)?;
@@ -148,8 +147,11 @@ impl<H: Host> Caches<H> {
                 let record = page.view().cast::<Record<H>>();
                 // SAFETY: the view of a slab's head is a record whose `cache` and `objects` are constant, and the
                 // cache is alive while it has slabs (S5, S9, S10).
-                let (cache, record) = unsafe { (&*(*record).cache.as_ptr(), &*record) };
-                record.number_of(cache, object)?;
+                let (cache, objects) = unsafe {
+                    let cache = (&raw const (*record).cache).read();
+                    (&*cache.as_ptr(), (&raw const (*record).objects).read())
+                };
+                cache.number_in(objects, object)?;
                 Ok(Found::Object(cache))
             }
             PageKind::Large => {
@@ -157,9 +159,7 @@ impl<H: Host> Caches<H> {
                 if offset != 0 {
                     return Err(FreeError::Interior { offset });
                 }
-                // SAFETY: the head of a large allocation has its length in the first word, constant while it lives.
-                let pages = unsafe { (*page.view())[0] } as usize;
-                Ok(Found::Large(PfnRange::new(head, pages)))
+                self.frames.run_at(head).map(Found::Large).ok_or(FreeError::NotAllocated)
             }
             _ => Err(FreeError::NotAllocated),
         }
@@ -190,7 +190,7 @@ impl<H: Host> Caches<H> {
         }
     }
 
-    /// Changes the size of an allocation, in place where its object is large enough and not much too large.
+    /// Changes the size of an allocation, in place where its object is large enough; it never moves to a smaller one.
     /// `None` allocates. On failure the old one is as it was.
     ///
     /// # Errors
@@ -222,7 +222,7 @@ impl<H: Host> Caches<H> {
 }
 
 /// What a pointer into managed memory is the start of.
-pub(crate) enum Found<'a, H: Host> {
+pub enum Found<'a, H: Host> {
     /// An object of this cache.
     Object(&'a Cache<H>),
     /// A large allocation of these frames.

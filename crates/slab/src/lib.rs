@@ -36,7 +36,7 @@ pub use cache::{Cache, CacheFlags, Constructor, UserCopy};
 pub use caches::{Busy, CacheHandle, CacheParams, Caches};
 pub use drain::Reaped;
 pub use info::SlabInfo;
-pub use kmalloc::{KERNEL_CLASSES, KmallocClass};
+pub use kmalloc::{Found, KERNEL_CLASSES, KmallocClass};
 pub use object_cache::{CacheBox, ObjectCache};
 pub use oom::{NodeUse, OutOfMemory, UnexpectedGfp};
 pub use placement::{NodeMask, Placement};

@@ -1,0 +1,301 @@
+//! Allocation and free: the fast paths on one screen, and where the slow ones go.
+//!
+//! A fast path looks up the tag of the class's array in a table, or that of the object's frame in the map, and runs one
+//! restartable section. Anything else (heap not up, array empty or full or stopped, large, foreign, null) fails the
+//! section or has tag 0 and comes to a slow path, which starts again from the beginning.
+
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering;
+
+use flagstone_slab::{Caches, Found};
+use flagstone_types::{AllocError, FreeError, Gfp};
+
+use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
+use crate::heap::{LARGEST_OBJECT, TAGS, caches, heap};
+use crate::large::{self, LARGEST_RUN};
+use crate::process::{Process, fast};
+use crate::{ageing, direct, misuse};
+
+/// Alignment that every allocation has, in bytes.
+pub const ALIGN: usize = GRANULE;
+
+/// Requests above this many bytes can never be met, as in the C library.
+pub const MOST_BYTES: usize = isize::MAX as usize;
+
+/// The kind of an object without flags: the process may reclaim, and reports by returning null.
+const FLAGS: Gfp = Gfp::KERNEL.union(Gfp::NOWARN);
+
+/// Memory of at least `size` bytes, aligned to [`ALIGN`]; null if there is none.
+#[inline(always)]
+#[must_use]
+pub fn allocate(size: usize) -> *mut u8 {
+    let tag = if size <= FINE_MAX {
+        &TAGS.fine[size.div_ceil(GRANULE)]
+    } else if size <= COARSE_MAX {
+        &TAGS.coarse[size.div_ceil(COARSE_STEP)]
+    } else {
+        return allocate_slow(size);
+    };
+    // SAFETY: tags in the table name arrays, and tag 0 stands there only while arrays have not been started (P11).
+    let object = unsafe { fast::pop(fast::stack(tag.load(Ordering::Relaxed))) };
+    if object.is_null() { allocate_slow(size) } else { object }
+}
+
+/// Frees what [`allocate`] and its relatives returned; null is fine. A pointer that is no allocation ends the process, where that is noticed.
+///
+/// # Safety
+/// Nobody uses the memory any more.
+#[inline(always)]
+pub unsafe fn free(object: *mut u8) {
+    let tag = fast::tag_at(object.addr());
+    // A thread that slept since its last section looks after ageing first, on the slow path.
+    if tag != 0 && !fast::slept() {
+        // SAFETY: a tag in the map names an array (P11).
+        if unsafe { fast::push(fast::stack(tag), object) } > 0 {
+            return;
+        }
+    }
+    // SAFETY: as promised.
+    unsafe { free_slow(object) }
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_slow(size: usize) -> *mut u8 {
+    let Ok(caches) = heap() else { return null_mut() };
+    ageing::tick(caches);
+    if size <= LARGEST_OBJECT {
+        return match caches.class_cache(classes::class_of(size)) {
+            Some(cache) => or_null(caches.alloc(cache, FLAGS)),
+            None => null_mut(),
+        };
+    }
+    allocate_large(caches, size).map_or(null_mut(), |(at, _)| at.as_ptr())
+}
+
+/// A run or a mapping; also whether it is known to be zero.
+fn allocate_large(
+    caches: &Caches<Process>,
+    size: usize,
+) -> Result<(NonNull<u8>, bool), AllocError> {
+    if size > MOST_BYTES {
+        return Err(AllocError::TooLarge);
+    }
+    if size <= LARGEST_RUN
+        && let Ok(got) = large::allocate(caches, size)
+    {
+        return Ok(got);
+    }
+    direct::allocate(size, direct::ALIGN).map(|at| (at, true))
+}
+
+fn or_null(result: Result<NonNull<u8>, AllocError>) -> *mut u8 {
+    result.map_or(null_mut(), NonNull::as_ptr)
+}
+
+/// Memory of `size` zero bytes.
+#[inline]
+#[must_use]
+pub fn allocate_zeroed(size: usize) -> *mut u8 {
+    if size > LARGEST_OBJECT {
+        return allocate_zeroed_large(size);
+    }
+    let object = allocate(size);
+    if !object.is_null() {
+        // SAFETY: the object is ours and has so many bytes.
+        unsafe { object.write_bytes(0, size) };
+    }
+    object
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_zeroed_large(size: usize) -> *mut u8 {
+    let Ok(caches) = heap() else { return null_mut() };
+    ageing::tick(caches);
+    match allocate_large(caches, size) {
+        Ok((at, zero)) => {
+            if !zero {
+                // SAFETY: the memory is ours and has so many bytes.
+                unsafe { at.write_bytes(0, size) };
+            }
+            at.as_ptr()
+        }
+        Err(_) => null_mut(),
+    }
+}
+
+/// Memory of at least `size` bytes aligned to `align` bytes, a power of two.
+#[inline]
+#[must_use]
+pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
+    if align <= ALIGN { allocate(size) } else { allocate_aligned_more(size, align) }
+}
+
+#[inline(never)]
+fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
+    let Ok(caches) = heap() else { return null_mut() };
+    if let Some(class) = classes::aligned_class_of(size, align) {
+        // The object of the whole class, so that its size finds the class again.
+        return allocate(classes::SIZES[class] as usize);
+    }
+    ageing::tick(caches);
+    if size > MOST_BYTES {
+        return null_mut();
+    }
+    let frame = <Process as flagstone_host::PageMap>::PAGE_SIZE;
+    let run = if size.max(align) > LARGEST_RUN {
+        Err(AllocError::TooLarge)
+    } else if align <= frame {
+        large::allocate(caches, size).map(|(at, _)| at)
+    } else {
+        large::allocate_aligned(caches, size, align)
+    };
+    or_null(run.or_else(|_| direct::allocate(size, align)))
+}
+
+/// The usable bytes of an allocation; 0 for null. A pointer that is none ends the process.
+///
+/// # Safety
+/// The allocation is live.
+#[must_use]
+pub unsafe fn usable_size(object: *mut u8) -> usize {
+    let Some(object) = NonNull::new(object) else { return 0 };
+    match find(object) {
+        Ok(Kind::Object(cache)) => cache.usable_size(),
+        Ok(Kind::Run(frames)) => frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE,
+        Ok(Kind::Direct(mapping)) => mapping.length,
+        Err(error) => misuse::invalid(object, error),
+    }
+}
+
+/// What starts at a pointer.
+enum Kind {
+    Object(&'static flagstone_slab::Cache<Process>),
+    Run(flagstone_types::PfnRange),
+    Direct(direct::Mapping),
+}
+
+fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
+    let Some(caches) = caches() else { return Err(FreeError::Foreign) };
+    match caches.find(object) {
+        Ok(Found::Object(cache)) => Ok(Kind::Object(cache)),
+        Ok(Found::Large(frames)) => Ok(Kind::Run(frames)),
+        Err(FreeError::Foreign) => {
+            direct::find(object.as_ptr().addr()).map(Kind::Direct).ok_or(FreeError::Foreign)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// # Safety
+/// As [`free`].
+#[cold]
+#[inline(never)]
+unsafe fn free_slow(object: *mut u8) {
+    let Some(object) = NonNull::new(object) else { return };
+    match (find(object), caches()) {
+        // SAFETY: as promised.
+        (Ok(Kind::Object(cache)), Some(caches)) => unsafe {
+            caches.free(cache, object);
+            ageing::tick(caches);
+        },
+        // SAFETY: as promised.
+        (Ok(Kind::Run(frames)), Some(caches)) => unsafe {
+            large::free(caches, frames);
+            ageing::tick(caches);
+        },
+        (Ok(Kind::Direct(mapping)), _) => {
+            // SAFETY: as promised.
+            if !unsafe { direct::free(mapping.address) } {
+                misuse::invalid(object, FreeError::AlreadyFree);
+            }
+        }
+        (Err(error), _) => misuse::invalid(object, error),
+        (Ok(_), None) => misuse::invalid(object, FreeError::Foreign),
+    }
+}
+
+/// An allocation of at least `size` bytes with the contents of `object` as far as both reach: the same one if that will do, grown or shrunk in place if
+/// possible, else a new one; null if there is no memory, and `object` is as it was. `object` is not null.
+///
+/// # Safety
+/// The caller owns the allocation, and uses what is returned from then on.
+#[must_use]
+pub unsafe fn reallocate(object: NonNull<u8>, size: usize) -> *mut u8 {
+    let kind = match find(object) {
+        Ok(kind) => kind,
+        Err(error) => misuse::invalid(object, error),
+    };
+    if size > MOST_BYTES {
+        return null_mut();
+    }
+    // SAFETY: as promised, for each.
+    unsafe {
+        match kind {
+            Kind::Object(cache) => {
+                let have = cache.usable_size();
+                // Shrinks in place unless more than half would be wasted.
+                if size <= have && (size > have / 2 || have <= 4 * GRANULE) {
+                    return object.as_ptr();
+                }
+                move_to(object, have, size)
+            }
+            Kind::Run(frames) => reallocate_run(object, frames, size),
+            Kind::Direct(mapping) => {
+                if size > LARGEST_RUN / 2 {
+                    or_null(direct::resize(mapping.address, size))
+                } else {
+                    move_to(object, mapping.length, size)
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of at least so many bytes are not copied when they grow, but moved by their page tables.
+const MOVE_PAGES: usize = 256 << 10;
+
+/// # Safety
+/// As [`reallocate`], for a run.
+unsafe fn reallocate_run(
+    object: NonNull<u8>,
+    frames: flagstone_types::PfnRange,
+    size: usize,
+) -> *mut u8 {
+    let have = frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE;
+    let Some(caches) = caches() else { return null_mut() };
+    // SAFETY: the caller owns the run, for each.
+    unsafe {
+        if size > LARGEST_OBJECT && large::resize(caches, frames, size).is_ok() {
+            return object.as_ptr();
+        }
+        if size > have && have >= MOVE_PAGES {
+            // A block that grows is likely to grow again: from now on it is a mapping, which grows by `mremap`.
+            if let Ok(to) = direct::adopt(object.as_ptr().addr(), have, size) {
+                large::free(caches, frames);
+                return to.as_ptr();
+            }
+        }
+        move_to(object, have, size)
+    }
+}
+
+/// Copies to a new allocation and frees the old one.
+///
+/// # Safety
+/// As [`reallocate`]; `object` has `have` bytes.
+unsafe fn move_to(object: NonNull<u8>, have: usize, size: usize) -> *mut u8 {
+    let to = allocate(size);
+    if !to.is_null() {
+        // SAFETY: both are live and different; the old one is the caller's to give up.
+        unsafe {
+            to.copy_from_nonoverlapping(object.as_ptr(), have.min(size));
+            free(object.as_ptr());
+        }
+    } else if size <= have {
+        // A block need not become smaller.
+        return object.as_ptr();
+    }
+    to
+}

@@ -1,0 +1,145 @@
+//! The heap of the process: page frames, object caches, and how they come up at the first call.
+//!
+//! ```text
+//!   entry      malloc, free …: which of the three a request goes to
+//!     ├─ classes   up to 64 KiB: an object of a cache        (slab)
+//!     ├─ large     up to 32 MiB: a run of page frames          (frames)
+//!     └─ direct    beyond: a mapping of its own
+//!   growth     more frames from the system when there are too few
+//!   ageing     idle memory goes back to the system
+//! ```
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, Ordering};
+
+use flagstone_frames::Frames;
+use flagstone_host::CpuCache;
+use flagstone_slab::{ArrayTuning, Caches, LayoutPolicy, Policy};
+use flagstone_types::AllocError;
+
+use crate::classes::{self, CLASSES, COARSE, COARSE_MAX, COARSE_STEP, FINE, FINE_MAX, GRANULE};
+use crate::growth::GROWTH;
+use crate::process::Process;
+use crate::{fork, misuse};
+
+/// The tag of the array for each number of granules and of coarse steps; 0 until the heap is up.
+#[repr(C, align(64))]
+pub(crate) struct Tags {
+    pub(crate) fine: [AtomicU16; FINE_MAX / GRANULE + 1],
+    pub(crate) coarse: [AtomicU16; COARSE_MAX / COARSE_STEP + 1],
+}
+
+pub(crate) static TAGS: Tags = Tags {
+    fine: [const { AtomicU16::new(0) }; FINE_MAX / GRANULE + 1],
+    coarse: [const { AtomicU16::new(0) }; COARSE_MAX / COARSE_STEP + 1],
+};
+
+/// The caches, once they are up.
+static CACHES: AtomicPtr<Caches<Process>> = AtomicPtr::new(null_mut());
+
+const DOWN: u32 = 0;
+const STARTING: u32 = 1;
+const UP: u32 = 2;
+const BROKEN: u32 = 3;
+
+static STATE: AtomicU32 = AtomicU32::new(DOWN);
+
+/// The caches, if they are up.
+#[inline]
+pub(crate) fn caches() -> Option<&'static Caches<Process>> {
+    // SAFETY: written once, by `start`, with what lives as long as the process.
+    unsafe { CACHES.load(Ordering::Acquire).as_ref() }
+}
+
+/// The caches; the first call brings them up.
+///
+/// # Errors
+/// [`AllocError::OutOfMemory`] if the system gave no memory to begin with.
+pub fn heap() -> Result<&'static Caches<Process>, AllocError> {
+    match caches() {
+        Some(caches) => Ok(caches),
+        None => start(),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn start() -> Result<&'static Caches<Process>, AllocError> {
+    match STATE.compare_exchange(DOWN, STARTING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {}
+        Err(_) => {
+            let mut spins = 0;
+            while STATE.load(Ordering::Acquire) == STARTING {
+                flagstone_host::Cpus::relax(&Process::start(), spins);
+                spins = spins.saturating_add(1);
+            }
+            return caches().ok_or(AllocError::OutOfMemory);
+        }
+    }
+    match bring_up() {
+        Ok(caches) => {
+            CACHES.store(core::ptr::from_ref(caches).cast_mut(), Ordering::Release);
+            STATE.store(UP, Ordering::Release);
+            // Before the first allocation is handed out, and able to allocate if the C library does.
+            fork::register();
+            publish_tags(caches);
+            crate::report::announce();
+            Ok(caches)
+        }
+        Err(error) => {
+            STATE.store(BROKEN, Ordering::Release);
+            Err(error)
+        }
+    }
+}
+
+fn bring_up() -> Result<&'static Caches<Process>, AllocError> {
+    let frames = Frames::new(Process::start())?;
+    // A process owns no memory that only some callers may use.
+    frames.set_min_free(Some(0));
+    // SAFETY: a static.
+    unsafe { frames.set_reclaimer(&raw const GROWTH) };
+    let caches = Caches::boot(frames, POLICY, &CLASSES)?;
+    Ok(caches)
+}
+
+/// From here on the fast paths work.
+fn publish_tags(caches: &Caches<Process>) {
+    let tag = |class: u8| caches.class_cache(class as usize).map_or(0, |c| c.array().tag());
+    for (slot, class) in TAGS.fine.iter().zip(FINE) {
+        slot.store(tag(class), Ordering::Relaxed);
+    }
+    for (slot, class) in TAGS.coarse.iter().zip(COARSE) {
+        slot.store(tag(class), Ordering::Relaxed);
+    }
+}
+
+/// Bytes of objects that a CPU's array may hold to begin with, and at most.
+const ARRAY_BYTES: (usize, usize) = (16 << 10, 512 << 10);
+/// The same for the array that the CPUs of a node share.
+const SHARED_BYTES: (usize, usize) = (128 << 10, 8 << 20);
+
+/// The arrays of a cache of objects of `size` bytes. Limits are in bytes and grow with use.
+fn arrays(size: usize) -> ArrayTuning {
+    let objects = |bytes: usize, least: usize, most: usize| (bytes / size).clamp(least, most) as u32;
+    let limit = objects(ARRAY_BYTES.0, 4, 128);
+    ArrayTuning {
+        capacity: objects(ARRAY_BYTES.1, 8, 2046),
+        limit,
+        batch: limit.div_ceil(2),
+        shared_capacity: objects(SHARED_BYTES.1, 32, 16 << 10),
+        shared_limit: objects(SHARED_BYTES.0, 16, 1 << 10),
+    }
+}
+
+/// What a process chooses. A slab is at least a frame of 64 KiB; larger ones where little is wasted that way.
+const POLICY: Policy = Policy {
+    layout: LayoutPolicy { min_order: 0, max_order: 3, cache_line: 64 },
+    arrays,
+    alien_limit: 32,
+    adaptive: true,
+    bad_free: misuse::bad_free,
+};
+
+/// The largest object that comes from a cache.
+pub(crate) const LARGEST_OBJECT: usize = classes::LARGEST;

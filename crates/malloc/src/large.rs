@@ -1,0 +1,99 @@
+//! Allocations beyond the size classes: runs of page frames, grown and shrunk in place where that is possible.
+
+use core::ptr::NonNull;
+
+use flagstone_frames::{PageKind, PageRun};
+use flagstone_host::{PageMap, PhysMem};
+use flagstone_slab::Caches;
+use flagstone_types::{AllocError, Gfp, PfnRange};
+
+use crate::process::Process;
+
+const FRAME: usize = Process::PAGE_SIZE;
+
+/// The largest run in bytes: a mapping of its own serves what is larger.
+pub(crate) const LARGEST_RUN: usize = 32 << 20;
+
+/// Memory of `size` bytes, page-aligned; also whether it is known to be zero.
+///
+/// # Errors
+/// [`AllocError::OutOfMemory`].
+pub(crate) fn allocate(
+    caches: &Caches<Process>,
+    size: usize,
+) -> Result<(NonNull<u8>, bool), AllocError> {
+    let frames = caches.frames();
+    let run = frames.alloc_run(Gfp::KERNEL | Gfp::NOWARN, size.div_ceil(FRAME).max(1), None)?;
+    let zero = run.zero();
+    Ok((own(caches, run)?, zero))
+}
+
+/// As [`allocate`], aligned to `align` bytes, a power of two above the size of a frame.
+///
+/// # Errors
+/// As [`allocate`].
+pub(crate) fn allocate_aligned(
+    caches: &Caches<Process>,
+    size: usize,
+    align: usize,
+) -> Result<NonNull<u8>, AllocError> {
+    // A run begins like the block that it is cut from, which is aligned to its own size.
+    let pages = size.div_ceil(FRAME).max(1);
+    let wanted = pages.max(align / FRAME);
+    let frames = caches.frames();
+    let mut run = frames.alloc_run(Gfp::KERNEL | Gfp::NOWARN, wanted, None)?;
+    if run.start().0 % (align / FRAME) != 0 {
+        frames.free_run(run);
+        return Err(AllocError::OutOfMemory);
+    }
+    if pages < wanted {
+        frames.shrink_run(&mut run, pages)?;
+    }
+    own(caches, run)
+}
+
+fn own(caches: &Caches<Process>, run: PageRun) -> Result<NonNull<u8>, AllocError> {
+    let page = caches.frames().page(run.start()).ok_or(AllocError::InvalidArgument)?;
+    page.set_kind(PageKind::Large);
+    let PfnRange { start, .. } = run.into_raw();
+    Ok(caches.host().frame_ptr(start))
+}
+
+/// Changes the length of the run `frames` to hold `size` bytes without moving it.
+///
+/// # Errors
+/// [`AllocError::OutOfMemory`] if what follows it is not free; nothing has changed.
+///
+/// # Safety
+/// The caller owns the run.
+pub(crate) unsafe fn resize(
+    caches: &Caches<Process>,
+    frames: PfnRange,
+    size: usize,
+) -> Result<(), AllocError> {
+    let pages = size.div_ceil(FRAME).max(1);
+    if pages == frames.pages {
+        return Ok(());
+    }
+    // SAFETY: as promised; the run is put back below whatever happens.
+    let mut run = unsafe { PageRun::from_raw(frames) };
+    let result = if pages > frames.pages {
+        caches.frames().grow_run(&mut run, pages - frames.pages).map(drop)
+    } else {
+        caches.frames().shrink_run(&mut run, pages)
+    };
+    let _ = run.into_raw();
+    result
+}
+
+/// Frees the run.
+///
+/// # Safety
+/// The caller owns it and nobody uses it any more.
+pub(crate) unsafe fn free(caches: &Caches<Process>, frames: PfnRange) {
+    if let Some(page) = caches.frames().page(frames.start) {
+        page.set_kind(PageKind::Allocated);
+    }
+    // SAFETY: as promised.
+    caches.frames().free_run(unsafe { PageRun::from_raw(frames) });
+}
