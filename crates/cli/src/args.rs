@@ -116,6 +116,12 @@ pub(crate) enum Experiment {
     Fastpath(Plan),
     /// All CPUs at once: N allocations each, then N frees each
     Contention(Plan),
+    /// Where slabs keep the index of their free objects, and what it costs in memory
+    Layouts {
+        /// Write the results to FILE as JSON
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        json: Option<PathBuf>,
+    },
     /// Real programs whole: time and peak resident memory
     Programs(Plan),
 }

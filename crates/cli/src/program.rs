@@ -106,11 +106,13 @@ pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Refusa
         let candidate = folder.join(name);
         match executable(&candidate) {
             Ok(_) if !name.is_empty() => return Ok(candidate),
-            Ok(_) | Err(Refusal::Folder) => {}
-            Err(Refusal::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            // A file that is there; not a folder of PATH that may not be searched.
+            Err(Refusal::System(error))
+                if error.kind() == io::ErrorKind::PermissionDenied && candidate.is_file() =>
+            {
                 denied.get_or_insert(error);
             }
-            Err(_) => {}
+            _ => {}
         }
     }
     Err(denied.map_or(Refusal::NotInPath, Refusal::System))

@@ -6,7 +6,7 @@
 //!   statistics    minimum, median, geometric mean
 //!   table         80 columns                 report   JSON
 //!   worker        what runs under a contestant, in a process of its own
-//!   fastpath, contention, programs           the experiments
+//!   fastpath, contention, programs, layouts  the experiments; layouts runs nothing, it works the rule out
 //!   published     the published figures that are printed beside ours
 //! ```
 //!
@@ -16,6 +16,8 @@
 mod contention;
 mod contestants;
 mod fastpath;
+mod kernel_caches;
+mod layouts;
 mod programs;
 mod published;
 mod report;
@@ -35,6 +37,7 @@ pub(crate) fn bench(experiment: &Experiment) -> Result<()> {
     match experiment {
         Experiment::Fastpath(plan) => fastpath::fastpath(plan),
         Experiment::Contention(plan) => contention::contention(plan),
+        Experiment::Layouts { json } => layouts::layouts(json.as_deref()),
         Experiment::Programs(plan) => programs::programs(plan),
     }
 }

@@ -18,6 +18,10 @@ pub(crate) struct Published {
     pub(crate) contention_cycles: Contention,
     /// N allocations, then N frees, alone.
     pub(crate) randomisation_array_cache_cycles: Alone,
+    /// Caches by place of the index.
+    pub(crate) layout_counts: LayoutCounts,
+    /// Objects and bytes with the index at a slab's end.
+    pub(crate) index_at_end_bytes: IndexAtEnd,
 }
 
 #[derive(Debug, Deserialize)]
@@ -40,6 +44,19 @@ pub(crate) struct Stage {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Alone {
     pub(crate) before: Cycles,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct LayoutCounts {
+    pub(crate) columns: Vec<String>,
+    pub(crate) before: Vec<u64>,
+    pub(crate) after: Vec<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct IndexAtEnd {
+    /// Size, alignment, objects, bytes before, bytes after.
+    pub(crate) rows: Vec<[usize; 5]>,
 }
 
 /// The published figures.
