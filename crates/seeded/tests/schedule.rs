@@ -68,11 +68,7 @@ fn tasks_interleave_in_very_many_ways() {
         machine.run(tasks.collect());
         orders.insert(order.into_inner());
     });
-    assert!(
-        orders.len() > 100 || few_seeds(),
-        "{}",
-        orders.len()
-    );
+    assert!(orders.len() > 100 || few_seeds(), "{}", orders.len());
 }
 
 #[test]
