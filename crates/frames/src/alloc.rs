@@ -13,14 +13,25 @@ use flagstone_types::{
     AllocError, CpuId, FreeError, Gfp, MigrateType, Nid, Order, Pfn, PfnRange, Zone,
 };
 
+/// What a request is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// One block.
+    Block,
+    /// Any contiguous frames.
+    Run,
+    /// The beginning of a block.
+    AlignedRun,
+}
+
 /// A request, worked out from its flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) pages: usize,
-    /// The order that covers `pages`; beyond the largest for long runs.
+    /// The order that covers `pages`, or more for alignment; beyond the largest for long runs.
     pub(crate) order: Order,
-    /// Whether it must be one block of `order`, or any contiguous frames.
-    pub(crate) is_block: bool,
+    /// What it is made of.
+    pub(crate) shape: Shape,
     pub(crate) migrate: MigrateType,
     /// The highest zone that may serve it.
     pub(crate) class: Zone,
@@ -57,7 +68,7 @@ impl<H: Host> Frames<H> {
         if order.get() > H::MAX_ORDER {
             return Err(AllocError::TooLarge);
         }
-        let want = self.want(gfp, order.pages(), order, true, nid)?;
+        let want = self.want(gfp, order.pages(), order, Shape::Block, nid)?;
         let got = self.obtain(&want, gfp)?;
         let zero = self.prepare(got, want.pages, gfp);
         if gfp.contains(Gfp::COMP) && order.get() > 0 {
@@ -72,7 +83,7 @@ impl<H: Host> Frames<H> {
         gfp: Gfp,
         pages: usize,
         order: Order,
-        is_block: bool,
+        shape: Shape,
         nid: Option<Nid>,
     ) -> Result<Want, AllocError> {
         let cpu = self.host().current_cpu();
@@ -83,7 +94,7 @@ impl<H: Host> Frames<H> {
         Ok(Want {
             pages,
             order,
-            is_block,
+            shape,
             migrate: gfp.migrate_type(),
             class: self.class(gfp.zone()),
             prefer,
@@ -241,7 +252,7 @@ fn take_from<H: Host>(zone: &ZoneState<H>, want: &Want, mark: Mark, hit: bool) -
     let allowed = || zone.allows(mark, want.pages, want.class);
     let order = want.order.get();
     let for_reserve = mark.atomic && order > 0;
-    if want.is_block
+    if want.shape == Shape::Block
         && is_listed(order, want.migrate)
         && !for_reserve
         && let Some((pfn, fresh)) = zone.take_listed(want.cpu, order, want.migrate, hit, allowed)
@@ -262,11 +273,16 @@ fn take_directly<H: Host>(
     for_reserve: bool,
     hit: bool,
 ) -> Option<Got> {
-    let pfn = if want.is_block {
+    let pfn = if want.shape == Shape::Block {
         zone.lock()
             .take(want.order.get(), want.migrate, for_reserve)?
     } else {
-        zone.lock().take_run(want.pages, want.migrate)?
+        zone.lock().take_run(
+            want.pages,
+            want.order.get(),
+            want.shape == Shape::AlignedRun,
+            want.migrate,
+        )?
     };
     zone.host.count(alloc_event(zone.zone), want.pages as u64);
     zone.host

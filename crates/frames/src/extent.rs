@@ -112,29 +112,34 @@ impl<H: Host> Locked<'_, H> {
         self.count_out(pages, touched);
     }
 
-    /// Takes a run of exactly `pages` frames: from the smallest block that covers them, or from an extent. The
-    /// first frame is marked as the head of a run.
-    pub(crate) fn take_run(&mut self, pages: usize, migrate: MigrateType) -> Option<Pfn> {
+    /// Takes a run of exactly `pages` frames: from the smallest block of at least `order` that is free or, unless the run is to be `aligned`
+    /// as a block of `order` is, from an extent. The first frame is marked as the head of a run.
+    pub(crate) fn take_run(
+        &mut self,
+        pages: usize,
+        order: u32,
+        aligned: bool,
+        migrate: MigrateType,
+    ) -> Option<Pfn> {
         /// How many blocks are looked at when the run could also fit one block: somebody waits for the lock.
         const GLANCE: usize = 64;
-        let covering = pages.next_power_of_two().ilog2();
         let mut start = None;
-        if covering <= H::MAX_ORDER {
+        if order <= H::MAX_ORDER {
             let least_touched = self.lists.least_touched;
-            start = self.take(covering, migrate, false);
+            start = self.take(order, migrate, false);
             if let Some(pfn) = start
-                && pages < 1 << covering
+                && pages < 1 << order
             {
                 self.free_range(
-                    PfnRange::new(pfn.add(pages), (1 << covering) - pages),
+                    PfnRange::new(pfn.add(pages), (1 << order) - pages),
                     End::Hot,
                 );
                 // The surplus was gone for no time at all.
                 self.lists.least_touched = least_touched.min(self.lists.touched);
             }
         }
-        if start.is_none() && pages > 1 {
-            let most = if covering <= H::MAX_ORDER {
+        if start.is_none() && pages > 1 && !aligned {
+            let most = if order <= H::MAX_ORDER {
                 GLANCE
             } else {
                 usize::MAX
@@ -145,6 +150,12 @@ impl<H: Host> Locked<'_, H> {
             }
         }
         let start = start?;
+        self.head_run(start, pages);
+        Some(start)
+    }
+
+    /// Makes `start`, a tail in no list, the head of a run of `pages`.
+    pub(crate) fn head_run(&self, start: Pfn, pages: usize) {
         let page = self.zone.page(start);
         page.set_state(State::new(
             PageKind::Allocated,
@@ -153,6 +164,5 @@ impl<H: Host> Locked<'_, H> {
             0,
         ));
         page.make_run(pages);
-        Some(start)
     }
 }

@@ -3,14 +3,14 @@
 //! The first frame of a run carries the length in the last word of its view (P4); the others are tails. A run
 //! that is as long as a block of a small order goes through page lists as such.
 
-use crate::alloc::covering;
+use crate::alloc::{Shape, covering};
 use crate::buddy::End;
 use crate::page::{Page, State};
 use crate::page_list::{LIST_ORDERS, alloc_event};
 use crate::watermark::{Level, Mark};
 use crate::{Frames, PageRun};
 use flagstone_host::{Event, Host};
-use flagstone_types::{AllocError, FreeError, Gfp, Nid, Pfn, PfnRange};
+use flagstone_types::{AllocError, FreeError, Gfp, Nid, Order, Pfn, PfnRange};
 
 impl<H: Host> Frames<H> {
     /// Allocates exactly `pages` contiguous frames, contiguous in the direct map too; their number may be beyond the largest
@@ -28,7 +28,8 @@ impl<H: Host> Frames<H> {
         let order = covering(pages, H::PAGE_SHIFT)?;
         let is_block =
             order.pages() == pages && (order.index()) < LIST_ORDERS && order.get() <= H::MAX_ORDER;
-        let want = self.want(gfp, pages, order, is_block, nid)?;
+        let shape = if is_block { Shape::Block } else { Shape::Run };
+        let want = self.want(gfp, pages, order, shape, nid)?;
         let got = self.obtain(&want, gfp)?;
         if is_block && let Some(page) = self.page(got.pfn) {
             page.make_run(pages);
@@ -39,6 +40,59 @@ impl<H: Host> Frames<H> {
             pages,
             zero,
         })
+    }
+
+    /// Allocates a run whose first frame number is a multiple of `2^align`. Otherwise as [`Frames::alloc_run`], whose runs may begin anywhere.
+    ///
+    /// # Errors
+    /// As [`Frames::alloc_run`].
+    pub fn alloc_run_aligned(
+        &self,
+        gfp: Gfp,
+        pages: usize,
+        align: Order,
+        nid: Option<Nid>,
+    ) -> Result<PageRun, AllocError> {
+        if align == Order::ZERO {
+            return self.alloc_run(gfp, pages, nid);
+        }
+        let order = covering(pages, H::PAGE_SHIFT)?.max(align);
+        if order.get() <= H::MAX_ORDER {
+            let want = self.want(gfp, pages, order, Shape::AlignedRun, nid)?;
+            let got = self.obtain(&want, gfp)?;
+            let zero = self.prepare(got, pages, gfp);
+            return Ok(PageRun {
+                start: got.pfn,
+                pages,
+                zero,
+            });
+        }
+        // No block is so aligned or so large: a longer run holds an aligned one.
+        let longer = pages
+            .checked_add(align.pages() - 1)
+            .ok_or(AllocError::TooLarge)?;
+        let mut run = self.alloc_run(gfp, longer, nid)?;
+        self.cut_front(&mut run, align);
+        self.shrink_run(&mut run, pages)?;
+        Ok(run)
+    }
+
+    /// Frees the frames of a run of at least `2^align` frames before the first that is aligned.
+    fn cut_front(&self, run: &mut PageRun, align: Order) {
+        let front = run.start.0.next_multiple_of(align.pages()) - run.start.0;
+        let Some(page) = self.page(run.start) else {
+            return;
+        };
+        if front == 0 {
+            return;
+        }
+        let rest = PfnRange::new(run.start.add(front), run.pages - front);
+        let mut locked = self.zone_of(page).lock();
+        locked.head_run(rest.start, rest.pages);
+        locked.free_range(PfnRange::new(run.start, front), End::Hot);
+        drop(locked);
+        (run.start, run.pages) = (rest.start, rest.pages);
+        self.host().count(Event::Pgfree, front as u64);
     }
 
     /// Frees a run, whatever kind its owner gave its first frame. The other frames must still be tails.

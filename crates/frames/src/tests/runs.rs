@@ -163,3 +163,53 @@ fn what_interior_frames_were_before_does_not_show() {
     f.validate().unwrap();
     f.free_run(run);
 }
+
+#[test]
+fn a_run_begins_where_its_alignment_says() {
+    let m = machine::<16, 4>(400);
+    let f = frames(&m);
+    let unaligned = f.alloc_run(GFP, 3, None).unwrap();
+    for (pages, align) in [
+        (1, 4),
+        (5, 3),
+        (16, 2),
+        (17, 4),
+        (40, 3),
+        (3, 6),
+        (100, 5),
+        (9, 0),
+    ] {
+        let run = f.alloc_run_aligned(GFP, pages, order(align), None).unwrap();
+        assert_eq!(run.pages(), pages);
+        assert!(
+            run.start().is_aligned(order(align)),
+            "{pages} pages at {}",
+            run.start()
+        );
+        f.validate().unwrap();
+        assert_eq!(
+            f.head(run.range().end().add(0))
+                .map(|head| head.0 == run.start()),
+            Some(false)
+        );
+        f.free_run(run);
+        f.validate().unwrap();
+    }
+    f.free_run(unaligned);
+    f.drain_page_lists();
+    assert_eq!(f.free_count(Nid(0)), 400);
+}
+
+#[test]
+fn an_aligned_run_is_not_made_of_unaligned_pieces() {
+    let m = machine::<12, 4>(16);
+    let f = frames(&m);
+    let first = f.alloc_run(GFP, 1, None).unwrap();
+    assert_eq!(
+        f.alloc_run_aligned(GFP, 12, order(4), None).unwrap_err(),
+        AllocError::OutOfMemory
+    );
+    let run = f.alloc_run(GFP, 12, None).unwrap();
+    f.free_run(run);
+    f.free_run(first);
+}
