@@ -9,7 +9,6 @@ use core::ffi::{CStr, c_char};
 use super::syscall;
 
 const AT_NULL: usize = 0;
-const AT_PHDR: usize = 3;
 const AT_PAGESZ: usize = 6;
 const AT_BASE: usize = 7;
 const AT_RANDOM: usize = 25;
@@ -21,12 +20,24 @@ const MOST_STRINGS: usize = 1 << 24;
 
 unsafe extern "C" {
     static __libc_stack_end: *const usize;
+    static _r_debug: DebuggerInterface;
+}
+
+/// What the loader tells debuggers (System V ABI, `struct r_debug`).
+#[repr(C)]
+struct DebuggerInterface {
+    version: i32,
+    objects: usize,
+    breakpoint: usize,
+    state: i32,
+    /// Where the loader is mapped.
+    loader: usize,
 }
 
 /// The values of use to this host. 0 stands for absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Startup {
-    /// Where the dynamic loader (or, if it was started as a program, that) is mapped.
+    /// Where the dynamic loader is mapped.
     pub(super) loader: usize,
     /// Where the vDSO is mapped.
     pub(super) vdso: usize,
@@ -61,6 +72,11 @@ impl Startup {
                     found.note(word(0), word(8));
                 }
             }
+        }
+        if found.loader == 0 {
+            // The loader itself was started as a program, with the one to run as its argument: the kernel names no loader.
+            // SAFETY: P4; the loader fills this in before it relocates anything. A volatile read, since it is written outside of this program.
+            found.loader = unsafe { (&raw const _r_debug.loader).read_volatile() };
         }
         found
     }
@@ -127,9 +143,7 @@ impl Startup {
 
     fn note(&mut self, kind: usize, value: usize) {
         match kind {
-            AT_BASE if value != 0 => self.loader = value,
-            // The loader itself was started as a program; its headers are in its first page.
-            AT_PHDR if self.loader == 0 => self.loader = value & !0xfff,
+            AT_BASE => self.loader = value,
             AT_RANDOM => self.random = value,
             AT_RSEQ_FEATURE_SIZE => self.rseq_features = value,
             AT_SYSINFO_EHDR => self.vdso = value,
