@@ -11,7 +11,7 @@ use flagstone_slab::{Caches, Found};
 use flagstone_types::{AllocError, FreeError, Gfp};
 
 use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
-use crate::heap::{LARGEST_OBJECT, TAGS, caches, heap};
+use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap};
 use crate::large::{self, LARGEST_RUN};
 use crate::process::{Process, fast};
 use crate::{ageing, direct, misuse};
@@ -29,15 +29,15 @@ const FLAGS: Gfp = Gfp::KERNEL.union(Gfp::NOWARN);
 #[inline(always)]
 #[must_use]
 pub fn allocate(size: usize) -> *mut u8 {
-    let tag = if size <= FINE_MAX {
-        &TAGS.fine[size.div_ceil(GRANULE)]
+    let place = if size <= FINE_MAX {
+        &PLACES.fine[size.div_ceil(GRANULE)]
     } else if size <= COARSE_MAX {
-        &TAGS.coarse[size.div_ceil(COARSE_STEP)]
+        &PLACES.coarse[size.div_ceil(COARSE_STEP)]
     } else {
         return allocate_slow(size);
     };
-    // SAFETY: tags in the table name arrays, and tag 0 stands there only while arrays have not been started (P11).
-    let object = unsafe { fast::pop(fast::stack(tag.load(Ordering::Relaxed))) };
+    // SAFETY: places in the table are those of arrays, or 0 (P11).
+    let object = unsafe { fast::pop(fast::stack_at(place.load(Ordering::Relaxed))) };
     if object.is_null() { allocate_slow(size) } else { object }
 }
 
@@ -47,11 +47,11 @@ pub fn allocate(size: usize) -> *mut u8 {
 /// Nobody uses the memory any more.
 #[inline(always)]
 pub unsafe fn free(object: *mut u8) {
-    let tag = fast::tag_at(object.addr());
+    let place = fast::place_at(object.addr());
     // A thread that slept since its last section looks after ageing first, on the slow path.
-    if tag != 0 && !fast::slept() {
-        // SAFETY: a tag in the map names an array (P11).
-        if unsafe { fast::push(fast::stack(tag), object) } > 0 {
+    if !fast::slept() && object.addr() % ALIGN == 0 {
+        // SAFETY: places in the map are those of arrays, or 0 (P11).
+        if unsafe { fast::push(fast::stack_at(place), object) } > 0 {
             return;
         }
     }
@@ -59,9 +59,11 @@ pub unsafe fn free(object: *mut u8) {
     unsafe { free_slow(object) }
 }
 
+/// The way when the fast path has nothing.
 #[cold]
 #[inline(never)]
-fn allocate_slow(size: usize) -> *mut u8 {
+#[must_use]
+pub fn allocate_slow(size: usize) -> *mut u8 {
     let Ok(caches) = heap() else { return null_mut() };
     ageing::tick(caches);
     if size <= LARGEST_OBJECT {
@@ -188,11 +190,13 @@ fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
     }
 }
 
+/// The way when the fast path can not free the object.
+///
 /// # Safety
 /// As [`free`].
 #[cold]
 #[inline(never)]
-unsafe fn free_slow(object: *mut u8) {
+pub unsafe fn free_slow(object: *mut u8) {
     let Some(object) = NonNull::new(object) else { return };
     match (find(object), caches()) {
         // SAFETY: as promised.

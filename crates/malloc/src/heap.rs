@@ -10,7 +10,7 @@
 //! ```
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use flagstone_frames::Frames;
 use flagstone_host::CpuCache;
@@ -20,18 +20,21 @@ use flagstone_types::AllocError;
 use crate::classes::{self, CLASSES, COARSE, COARSE_MAX, COARSE_STEP, FINE, FINE_MAX, GRANULE};
 use crate::growth::GROWTH;
 use crate::process::Process;
+use crate::process::fast::TAG_SHIFT;
 use crate::{fork, misuse};
 
-/// The tag of the array for each number of granules and of coarse steps; 0 until the heap is up.
+/// Where the array for each number of granules and of coarse steps is in every slice, in bytes; 0 until the heap is up.
 #[repr(C, align(64))]
-pub(crate) struct Tags {
-    pub(crate) fine: [AtomicU16; FINE_MAX / GRANULE + 1],
-    pub(crate) coarse: [AtomicU16; COARSE_MAX / COARSE_STEP + 1],
+pub struct Places {
+    /// For sizes up to [`FINE_MAX`], by granules.
+    pub fine: [AtomicU32; FINE_MAX / GRANULE + 1],
+    /// For sizes up to [`COARSE_MAX`], by coarse steps.
+    pub coarse: [AtomicU32; COARSE_MAX / COARSE_STEP + 1],
 }
 
-pub(crate) static TAGS: Tags = Tags {
-    fine: [const { AtomicU16::new(0) }; FINE_MAX / GRANULE + 1],
-    coarse: [const { AtomicU16::new(0) }; COARSE_MAX / COARSE_STEP + 1],
+pub static PLACES: Places = Places {
+    fine: [const { AtomicU32::new(0) }; FINE_MAX / GRANULE + 1],
+    coarse: [const { AtomicU32::new(0) }; COARSE_MAX / COARSE_STEP + 1],
 };
 
 /// The caches, once they are up.
@@ -82,7 +85,7 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
             STATE.store(UP, Ordering::Release);
             // Before the first allocation is handed out, and able to allocate if the C library does.
             fork::register();
-            publish_tags(caches);
+            publish_places(caches);
             crate::report::announce();
             Ok(caches)
         }
@@ -104,13 +107,16 @@ fn bring_up() -> Result<&'static Caches<Process>, AllocError> {
 }
 
 /// From here on the fast paths work.
-fn publish_tags(caches: &Caches<Process>) {
-    let tag = |class: u8| caches.class_cache(class as usize).map_or(0, |c| c.array().tag());
-    for (slot, class) in TAGS.fine.iter().zip(FINE) {
-        slot.store(tag(class), Ordering::Relaxed);
+fn publish_places(caches: &Caches<Process>) {
+    let place = |class: u8| {
+        let tag = caches.class_cache(class as usize).map_or(0, |c| c.array().tag());
+        u32::from(tag) << TAG_SHIFT
+    };
+    for (slot, class) in PLACES.fine.iter().zip(FINE) {
+        slot.store(place(class), Ordering::Relaxed);
     }
-    for (slot, class) in TAGS.coarse.iter().zip(COARSE) {
-        slot.store(tag(class), Ordering::Relaxed);
+    for (slot, class) in PLACES.coarse.iter().zip(COARSE) {
+        slot.store(place(class), Ordering::Relaxed);
     }
 }
 

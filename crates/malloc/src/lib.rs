@@ -1,6 +1,6 @@
 //! Flagstone for programs: the process host and, on it, malloc, a global allocator for Rust, and object caches.
 //!
-//! A Rust program makes [`Flagstone`] its global allocator, or takes object caches from [`heap`]. Programs that are not
+//! A Rust program makes [`Flagstone`] its global allocator, or takes object caches from [`heap::heap`]. Programs that are not
 //! changed get the C interface of `flagstone-preload`.
 #![cfg_attr(not(test), no_std)]
 
@@ -11,7 +11,8 @@ pub mod entry;
 mod fork;
 mod global;
 mod growth;
-mod heap;
+pub mod heap;
+mod hot;
 mod large;
 mod misuse;
 pub mod process;
@@ -19,5 +20,4 @@ pub mod report;
 
 pub use ageing::trim;
 pub use global::Flagstone;
-pub use heap::heap;
 pub use misuse::fatal;

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
 
-use flagstone_malloc::heap;
+use flagstone_malloc::heap::heap;
 use flagstone_malloc::process::Process;
 use flagstone_slab::{Cache, CacheHandle, CacheParams};
 use flagstone_types::{AllocError, Gfp};

@@ -23,8 +23,13 @@ fn or_errno(object: *mut u8) -> *mut c_void {
 
 /// `malloc`: at least `size` bytes, aligned to 16; null and `ENOMEM` if there are none. Zero bytes are an allocation of their own.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
-    or_errno(entry::allocate(size))
+    flagstone_malloc::allocate_body!(malloc_slow)
+}
+
+extern "C" fn malloc_slow(size: usize) -> *mut c_void {
+    or_errno(entry::allocate_slow(size))
 }
 
 /// `free`. Keeps `errno`.
@@ -32,9 +37,16 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C" fn free(object: *mut c_void) {
+    flagstone_malloc::free_body!(free_slow)
+}
+
+/// # Safety
+/// As `free`.
+unsafe extern "C" fn free_slow(object: *mut c_void) {
     // SAFETY: the caller's promise.
-    unsafe { entry::free(object.cast()) }
+    unsafe { entry::free_slow(object.cast()) }
 }
 
 /// `free_sized` of C23: the size need not be looked at.

@@ -3,7 +3,8 @@
 use core::ffi::{c_int, c_void};
 use core::fmt::{self, Write};
 
-use flagstone_malloc::{heap, report::Totals, trim};
+use flagstone_malloc::heap::heap;
+use flagstone_malloc::{report::Totals, trim};
 
 /// `struct mallinfo`, whose fields are too small for a large heap: values that do not fit wrap, as in the C library.
 #[repr(C)]

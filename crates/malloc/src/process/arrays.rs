@@ -19,7 +19,7 @@ use super::lock::Lock;
 use super::rseq_symbols::Registered;
 use super::settings::ArrayChoice;
 use super::syscall::{self, Barrier};
-use super::{clock, topology};
+use super::{cpu_number, topology};
 
 /// How arrays are made indivisible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,7 +201,7 @@ fn decide(choice: ArrayChoice, registered: Option<Registered>, short_of_slices: 
 
 /// The node that this runs on.
 pub(super) fn current_node() -> Nid {
-    match clock::current_cpu() {
+    match cpu_number::known() {
         // A concurrency id says nothing of the node.
         Some(cpu) if mode() == Mode::Concurrency => topology::node_of(CpuId(cpu)),
         _ => topology::node_of(current_cpu()),
@@ -209,25 +209,22 @@ pub(super) fn current_node() -> Nid {
 }
 
 /// The CPU that this runs on: an id as arrays use it where it has one, below the possible CPUs always (C1).
+#[inline]
 pub(super) fn current_cpu() -> CpuId {
-    let possible = topology::possible_cpus();
-    if matches!(mode(), Mode::Cpu | Mode::Concurrency) {
-        let id = fast::current_id();
-        if id < possible {
-            return CpuId(id);
-        }
+    // Without restartable sequences every id is at or above the bound of those that have one.
+    let id = fast::current_id();
+    if id < OPEN_BOUND.load(Ordering::Relaxed) {
+        return CpuId(id);
     }
-    CpuId(clock::current_cpu().unwrap_or_else(thread_number) % possible)
+    current_cpu_slowly()
 }
 
-/// A number made from the thread pointer, for systems that do not tell the CPU.
-fn thread_number() -> u32 {
-    let pointer: usize;
-    // SAFETY: the first word at the thread pointer is the thread pointer itself.
-    unsafe {
-        core::arch::asm!("mov {p}, fs:[0]", p = out(reg) pointer, options(nostack, readonly, preserves_flags));
-    }
-    ((pointer as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32
+/// The same for a thread or a process without restartable sequences, and for CPUs without a slice.
+#[inline(never)]
+fn current_cpu_slowly() -> CpuId {
+    let cpu = cpu_number::hint();
+    let possible = topology::possible_cpus();
+    CpuId(if cpu < possible { cpu } else { cpu % possible })
 }
 
 /// A place in every slice, given back when dropped.

@@ -9,13 +9,11 @@ use super::elf::Image;
 use super::syscall;
 
 type Gettime = unsafe extern "C" fn(i32, *mut libc::timespec) -> i32;
-type Getcpu = unsafe extern "C" fn(*mut u32, *mut u32, *mut u8) -> i32;
 
-/// Addresses of functions of the vDSO; 0 stands for absent.
+/// The address of the vDSO's function; 0 stands for absent.
 static GETTIME: AtomicUsize = AtomicUsize::new(0);
-static GETCPU: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds the functions of the vDSO whose header is at `vdso` (or 0).
+/// Finds the function in the vDSO whose header is at `vdso` (or 0).
 pub(super) fn start(vdso: usize) {
     // SAFETY: P4, the address comes from the auxiliary vector.
     let Some(image) = (unsafe { Image::at(vdso) }) else {
@@ -25,7 +23,6 @@ pub(super) fn start(vdso: usize) {
         image.find(c"__vdso_clock_gettime").unwrap_or(0),
         Ordering::Relaxed,
     );
-    GETCPU.store(image.find(c"__vdso_getcpu").unwrap_or(0), Ordering::Relaxed);
 }
 
 /// Time since the system started.
@@ -62,20 +59,6 @@ fn nanos(time: &libc::timespec) -> Nanos {
     )
 }
 
-/// The CPU that this runs on, if the vDSO can tell.
-pub(super) fn current_cpu() -> Option<u32> {
-    let function = GETCPU.load(Ordering::Relaxed);
-    if function == 0 {
-        return None;
-    }
-    // SAFETY: P4, the address is that of the vDSO's function, which has this type.
-    let function = unsafe { core::mem::transmute::<usize, Getcpu>(function) };
-    let mut cpu = 0;
-    // SAFETY: the word outlives the call; null pointers are allowed for the rest.
-    let failed = unsafe { function(&raw mut cpu, core::ptr::null_mut(), core::ptr::null_mut()) };
-    (failed == 0).then_some(cpu)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,8 +73,5 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(30));
         let passed = now().since(before).0;
         assert!((10_000_000..5_000_000_000).contains(&passed), "{passed}");
-        if let Some(cpu) = current_cpu() {
-            assert!(cpu < 4096);
-        }
     }
 }

@@ -17,9 +17,7 @@
 use core::arch::asm;
 use core::mem::offset_of;
 use core::ptr::null_mut;
-use core::sync::atomic::{
-    AtomicIsize, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Every id's slice of the arrays' region has `2^SLICE_SHIFT` bytes.
 pub const SLICE_SHIFT: u32 = 22;
@@ -46,12 +44,13 @@ pub struct Fast {
     pub id_off: AtomicIsize,
     /// Where the arrays of id 0 are.
     pub region: AtomicPtr<u8>,
-    /// Where range 0 begins.
-    pub base: AtomicUsize,
-    /// How many frames range 0 has; below that the map may be read (P7).
+    /// The first frame of range 0.
+    pub first: AtomicUsize,
+    /// How many frames range 0 has; of those the map may be read (P7).
     pub frames: AtomicUsize,
-    /// The tag of each frame of range 0.
-    pub map: AtomicPtr<AtomicU16>,
+    /// For each frame of range 0, by frame number: where its array is in every slice, in bytes (`tag << TAG_SHIFT`). The
+    /// pointer is to where frame 0 would have its entry.
+    pub map: AtomicPtr<AtomicU32>,
 }
 
 /// The one [`Fast`] of the process.
@@ -60,13 +59,13 @@ pub static FAST: Fast = Fast {
     rseq_off: AtomicIsize::new(PARKED_OFFSET),
     id_off: AtomicIsize::new(PARKED_OFFSET + 16),
     region: AtomicPtr::new(null_mut()),
-    base: AtomicUsize::new(0),
+    first: AtomicUsize::new(0),
     frames: AtomicUsize::new(0),
     map: AtomicPtr::new(null_mut()),
 };
 
 /// How often the kernel sent a section to its abort handler.
-static ABORTS: AtomicU64 = AtomicU64::new(0);
+pub static ABORTS: AtomicU64 = AtomicU64::new(0);
 
 // The sections address the bound as the first bytes of FAST.
 const _: () = assert!(offset_of!(Fast, bound) == 0 && size_of::<Fast>() == 64);
@@ -82,21 +81,36 @@ pub fn aborts() -> u64 {
 #[inline(always)]
 #[must_use]
 pub fn stack(tag: u16) -> *mut u8 {
+    stack_at(u32::from(tag) << TAG_SHIFT)
+}
+
+/// Where the stack at this many bytes of every slice is in id 0's slice; 0 gives one that is always empty and full.
+#[inline(always)]
+#[must_use]
+pub fn stack_at(place: u32) -> *mut u8 {
     FAST.region
         .load(Ordering::Relaxed)
-        .wrapping_add((tag as usize) << TAG_SHIFT)
+        .wrapping_add(place as usize)
 }
 
 /// The tag of the frame that `address` lies in; 0 if it has none or is outside range 0.
 #[inline(always)]
 #[must_use]
 pub fn tag_at(address: usize) -> u16 {
-    let frame = address.wrapping_sub(FAST.base.load(Ordering::Relaxed)) >> 16;
-    if frame >= FAST.frames.load(Ordering::Relaxed) {
+    (place_at(address) >> TAG_SHIFT) as u16
+}
+
+/// Where the array of the frame that `address` lies in is in every slice, in bytes; 0 if it has none or is outside range 0.
+#[inline(always)]
+#[must_use]
+pub fn place_at(address: usize) -> u32 {
+    let frame = address >> 16;
+    if frame.wrapping_sub(FAST.first.load(Ordering::Relaxed)) >= FAST.frames.load(Ordering::Relaxed)
+    {
         return 0;
     }
-    // SAFETY: P7, the map may be read for every frame below `frames`.
-    unsafe { (*FAST.map.load(Ordering::Relaxed).add(frame)).load(Ordering::Relaxed) }
+    // SAFETY: P7, the map may be read for every frame of range 0.
+    unsafe { (*FAST.map.load(Ordering::Relaxed).wrapping_add(frame)).load(Ordering::Relaxed) }
 }
 
 /// Whether this thread was descheduled (or signalled) since its last section; the kernel clears the field that names the section

@@ -62,13 +62,14 @@ impl Random {
     }
 }
 
-pub(super) fn run_on(cpu: usize) {
+/// Puts this thread on a CPU; `false` if it may not run there.
+pub(super) fn run_on(cpu: usize) -> bool {
     // SAFETY: all-zero bytes are an empty set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
     // SAFETY: the number is below the size of the set.
     unsafe { libc::CPU_SET(cpu, &mut set) };
     // SAFETY: the set outlives the call. A CPU that may not be used is refused, which does no harm here.
-    unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+    unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) == 0 }
 }
 
 extern "C" fn on_signal(_: i32) {}
@@ -84,7 +85,9 @@ fn one_thread<A: CpuCache>(
     while !stop.load(Ordering::Relaxed) {
         let r = random.next();
         match r % 64 {
-            0 if r.is_multiple_of(4096) => run_on((r >> 40) as usize % cpus),
+            0 if r.is_multiple_of(4096) => {
+                let _ = run_on((r >> 40) as usize % cpus);
+            }
             1..=3 => {
                 let mut into = [MaybeUninit::uninit(); 24];
                 let taken = array.pop_n(&mut into[..(r >> 8) as usize % 25]);

@@ -5,7 +5,7 @@
 //!   restartable · exchange · transaction · plain               forms of per-CPU arrays
 //!   arrays          where arrays are, mode, stop and restart
 //!   reservation · boot                                         address space for frames, tables, own structures
-//!   grace · lock · counters · clock · entropy · log            small services
+//!   grace · lock · counters · clock · cpu_number · entropy · log         small services
 //!   topology · settings · startup · rseq_symbols · elf         what the process finds when it starts
 //!   syscall                                                    the kernel
 //! ```
@@ -18,6 +18,7 @@ mod arrays;
 mod boot;
 mod clock;
 mod counters;
+mod cpu_number;
 mod elf;
 mod entropy;
 mod exchange;
@@ -237,6 +238,7 @@ fn start_once() {
     // SAFETY: P1, only this thread is starting.
     unsafe { *SETTINGS.0.get() = settings };
     clock::start(startup.vdso);
+    cpu_number::start(startup.vdso);
     entropy::start(startup.random);
     topology::start(settings.fake_nodes);
     lock::MAY_SPIN.store(topology::allowed_cpus() > 1, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! ```text
 //!  range 0   │ slice of node 0      │ slice of node 1      │ …         a power of two, aligned to 64 MiB
 //!            │ used │ …       end   │ used │ …       end   │
-//!  tables    │ records, 64 bytes a frame │ tags, 2 bytes │ touched bits, 1 bit │      ready
+//!  tables    │ records, 64 bytes a frame │ tags, 4 bytes │ touched bits, 1 bit │      ready
 //! ```
 //!
 //! Range 0 is large enough for nearly every program; when it is used up, further ranges follow, each of one node.
@@ -15,7 +15,7 @@ use flagstone_host::classes::HostInner;
 use flagstone_host::{META_BYTES, MemRange};
 use flagstone_types::{AllocError, Nid, Pfn, PfnRange, Zone};
 
-use super::fast::FAST;
+use super::fast::{FAST, TAG_SHIFT};
 use super::lock::Lock;
 use super::topology::{self, MOST_NODES};
 use super::{arrays, syscall};
@@ -31,6 +31,8 @@ const BLOCK_FRAMES: usize = 1 << MAX_ORDER;
 const BLOCK: usize = BLOCK_FRAMES << FRAME_SHIFT;
 
 const PAGE: usize = 4096;
+/// Bytes of an entry of the tag map.
+const TAG_BYTES: usize = 4;
 const MOST_RANGES: usize = 128;
 /// The least that range 0 has where nothing limits the address space.
 const LEAST_RANGE_0: usize = 64 << 30;
@@ -152,10 +154,10 @@ pub(super) fn set_tags(frames: PfnRange, tag: u16) {
     let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else {
         return;
     };
-    let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU16;
+    let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU32;
     for index in place.index..place.index + frames.pages {
         // SAFETY: P6, P7: tags of frames below `used` can be written.
-        unsafe { (*tags.add(index)).store(tag, Ordering::Relaxed) };
+        unsafe { (*tags.add(index)).store(u32::from(tag) << TAG_SHIFT, Ordering::Relaxed) };
     }
 }
 
@@ -167,9 +169,9 @@ pub(super) fn tag_at(address: usize) -> u16 {
     if place.within >= place.slice.ready.load(Ordering::Acquire) {
         return 0;
     }
-    let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU16;
+    let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU32;
     // SAFETY: P7, tags of frames below `ready` can be read.
-    unsafe { (*tags.add(place.index)).load(Ordering::Relaxed) }
+    (unsafe { (*tags.add(place.index)).load(Ordering::Relaxed) } >> TAG_SHIFT) as u16
 }
 
 fn covers(place: &Place, pages: usize) -> bool {
@@ -387,7 +389,7 @@ fn make_ready(
         syscall::allow_writes(from, to - from)
     };
     part(&range.records, from * META_BYTES, to * META_BYTES)?;
-    part(&range.tags, from * 2, to * 2)?;
+    part(&range.tags, from * TAG_BYTES, to * TAG_BYTES)?;
     part(&range.bits, from / 8, to / 8)?;
     slice.ready.store(wanted, Ordering::Release);
     Ok(())
@@ -405,7 +407,7 @@ fn fair_share() -> usize {
 fn table_bytes(span: usize) -> [usize; 3] {
     [
         span * META_BYTES,
-        (span * 2).next_multiple_of(PAGE),
+        (span * TAG_BYTES).next_multiple_of(PAGE),
         (span / 8).next_multiple_of(PAGE),
     ]
 }
@@ -454,9 +456,11 @@ fn add_range(bytes: usize, nid: Nid) -> Option<usize> {
     slice.end.store(frames, Ordering::Relaxed);
     RANGES_IN_USE.store(number + 1, Ordering::Release);
     if number == 0 {
-        FAST.map
-            .store((tables + records) as *mut AtomicU16, Ordering::Relaxed);
-        FAST.base.store(at, Ordering::Relaxed);
+        let first = at >> FRAME_SHIFT;
+        // As if it began with frame 0, so that a lookup needs no subtraction.
+        let map = (tables + records).wrapping_sub(first * TAG_BYTES);
+        FAST.map.store(map as *mut AtomicU32, Ordering::Relaxed);
+        FAST.first.store(first, Ordering::Relaxed);
         FAST.frames.store(frames, Ordering::Release);
     }
     Some(number)

@@ -165,18 +165,29 @@ fn a_thread_that_slept_is_known() {
 
 #[test]
 fn sections_run_also_if_the_loader_was_started_as_a_program() {
-    let text = again("process::tests::the_host_knows_its_cpus", &[("FLAGSTONE_VERBOSE", "1")]);
+    let text = again(
+        "process::tests::the_host_knows_its_cpus",
+        &[("FLAGSTONE_VERBOSE", "1")],
+    );
     let loader = "/lib64/ld-linux-x86-64.so.2";
     if !std::path::Path::new(loader).exists() {
         return;
     }
     let output = std::process::Command::new(loader)
         .arg(std::env::current_exe().unwrap())
-        .args(["process::tests::the_host_knows_its_cpus", "--exact", "--nocapture"])
+        .args([
+            "process::tests::the_host_knows_its_cpus",
+            "--exact",
+            "--nocapture",
+        ])
         .env("FLAGSTONE_VERBOSE", "1")
         .output()
         .unwrap();
-    let line = |text: &str| text.lines().find(|l| l.contains("arrays by")).map(ToString::to_string);
+    let line = |text: &str| {
+        text.lines()
+            .find(|l| l.contains("arrays by"))
+            .map(ToString::to_string)
+    };
     let errors = std::string::String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{errors}");
     assert_eq!(line(&errors), line(&text));

@@ -202,10 +202,11 @@ impl Owned {
     }
 
     fn finish(self, count: usize) {
-        self.stack.word(0).store(count as u64, Ordering::Relaxed);
+        // Plain stores would be as right. But a double-width exchange after two single stores to the same words
+        // waits until those have left the store buffer, and the next one is near.
+        let old = [self.count as u64, self.tid | BUSY];
         self.stack
-            .word(1)
-            .store(self.tid.wrapping_add(2), Ordering::Release);
+            .exchange(old, [count as u64, self.tid.wrapping_add(2)]);
     }
 }
 

@@ -31,7 +31,7 @@ fn pop_n<A: CpuCache>(array: &A, room: usize) -> Vec<NonNull<u8>> {
 /// What every form does, seen from one thread on one CPU.
 fn behaves<F: ArrayForm>() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    run_on(0);
+    let _ = run_on(0);
     let host = ProcessWith::<F>::start();
     let array = host
         .new_array(ArrayParams {
@@ -172,7 +172,7 @@ fn arrays_that_can_not_be_are_refused() {
 #[test]
 fn stops_for_vfork_need_no_barrier_and_nest_with_others() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    run_on(0);
+    let _ = run_on(0);
     let host = Process::start();
     let array = host
         .new_array(ArrayParams {

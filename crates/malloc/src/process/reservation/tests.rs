@@ -110,7 +110,7 @@ fn tags_are_seen_by_the_fast_path() {
     assert_eq!(host.tag_at(0x1234), 0);
     // Frames of range 0 without memory, and addresses outside.
     let end =
-        FAST.base.load(Ordering::Relaxed) + (FAST.frames.load(Ordering::Relaxed) << FRAME_SHIFT);
+        (FAST.first.load(Ordering::Relaxed) + FAST.frames.load(Ordering::Relaxed)) << FRAME_SHIFT;
     assert_eq!(
         [
             fast::tag_at(end - 1),
