@@ -35,6 +35,22 @@ impl AlienStack {
         true
     }
 
+    /// The object on top.
+    pub(crate) fn top(&self) -> Option<NonNull<u8>> {
+        self.objects().last().copied()
+    }
+
+    /// The objects, the last one on top.
+    pub(crate) fn objects(&self) -> &[NonNull<u8>] {
+        // SAFETY: the first `len` slots are written (S8).
+        unsafe { core::slice::from_raw_parts(self.slots.as_ptr(), self.len()) }
+    }
+
+    /// How many objects are on the stack.
+    pub(crate) const fn len(&self) -> usize {
+        self.len as usize
+    }
+
     /// Takes up to `into.len()` objects off the top.
     pub(crate) fn pop_n(&mut self, into: &mut [NonNull<u8>]) -> usize {
         let n = into.len().min(self.len as usize);

@@ -14,16 +14,23 @@ pub(crate) const CHUNK: usize = Strays::MOST;
 
 impl<H: Host> Cache<H> {
     /// The limit of a CPU's array, after giving it its first one if the cache has arrays at all.
-    pub(crate) fn ready_limit(&self, cpu: CpuId) -> u32 {
+    pub(crate) fn ready_limit(&self, host: H, cpu: CpuId) -> u32 {
         let limit = self.array.limit(cpu);
         if limit != 0 {
             return limit;
         }
-        let first = self.limit.load(Ordering::Relaxed);
-        if first != 0 {
-            self.array.set_limit(cpu, first);
+        self.set_array_limit(host, cpu, self.first_limit)
+    }
+
+    /// Sets the limit of one CPU's array unless arrays are switched off, and returns what it is now. The read-side section keeps
+    /// somebody who switches them off from believing that it is done before this has had its effect (see `set_arrays`).
+    pub(crate) fn set_array_limit(&self, host: H, cpu: CpuId, limit: u32) -> u32 {
+        let _reader = host.read();
+        if self.limit.load(Ordering::SeqCst) == 0 {
+            return 0;
         }
-        first
+        self.array.set_limit(cpu, limit);
+        limit
     }
 
     /// How many objects to move between an array with this limit and the node.
@@ -37,7 +44,7 @@ impl<H: Host> Cache<H> {
 }
 
 impl<H: Host> Caches<H> {
-    /// An object of `cache`, zeroed if the flags say so.
+    /// An object of `cache`, zeroed if the flags say so (but one with a constructor is as constructed).
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`].
@@ -48,8 +55,8 @@ impl<H: Host> Caches<H> {
             None => self.alloc_slow(cache, gfp)?,
         };
         if gfp.contains(Gfp::ZERO) {
-            // SAFETY: the object is ours and has so many bytes.
-            unsafe { object.write_bytes(0, cache.object_size()) };
+            // SAFETY: the object is ours.
+            unsafe { cache.clear(object) };
         }
         Ok(object)
     }
@@ -83,8 +90,8 @@ impl<H: Host> Caches<H> {
         let objects = unsafe { into.assume_init_mut() };
         if gfp.contains(Gfp::ZERO) {
             for object in &*objects {
-                // SAFETY: the object is ours and has so many bytes.
-                unsafe { object.write_bytes(0, cache.object_size()) };
+                // SAFETY: the object is ours.
+                unsafe { cache.clear(*object) };
             }
         }
         Ok(objects)
@@ -109,8 +116,8 @@ impl<H: Host> Caches<H> {
         }
         let object = self.alloc_from_nodes(cache, self.fix_up(gfp), nid)?;
         if gfp.contains(Gfp::ZERO) {
-            // SAFETY: the object is ours and has so many bytes.
-            unsafe { object.write_bytes(0, cache.object_size()) };
+            // SAFETY: the object is ours.
+            unsafe { cache.clear(object) };
         }
         Ok(object)
     }
@@ -155,7 +162,7 @@ impl<H: Host> Caches<H> {
     /// Moves a batch from the node into the CPU's array, and hands out one more.
     fn refill(&self, cache: &Cache<H>, node: &Node<H>) -> Option<NonNull<u8>> {
         let cpu = self.host().current_cpu();
-        let limit = cache.ready_limit(cpu);
+        let limit = cache.ready_limit(self.host(), cpu);
         let batch = cache.batch_for(limit, self.policy.adaptive);
         let mut locked = node.lock(cache, &self.frames);
         let lists = &mut *locked.lists;
@@ -234,7 +241,7 @@ impl<H: Host> Caches<H> {
         }
         let mut left = 1;
         if here {
-            let limit = cache.ready_limit(self.host().current_cpu());
+            let limit = cache.ready_limit(self.host(), self.host().current_cpu());
             left += cache.batch_for(limit, self.policy.adaptive);
         }
         let mut buffer = [NonNull::dangling(); CHUNK];

@@ -32,7 +32,8 @@ pub struct CacheFlags {
     pub hwcache_align: bool,
     /// Never shared with another cache of the same shape (`SLAB_NO_MERGE`).
     pub no_merge: bool,
-    /// Objects are zeroed when they are freed, so no index may lie in them.
+    /// Objects are zeroed when they are freed, so no index may lie in them. Every free must be seen for
+    /// that, so such a cache uses no arrays.
     pub zero_on_free: bool,
 }
 
@@ -97,6 +98,8 @@ pub struct Cache<H: Host> {
     pub(crate) batch: AtomicU32,
     /// The limit that a CPU's array gets when it is first used; 0 while arrays are switched off.
     pub(crate) limit: AtomicU32,
+    /// What `limit` is while arrays are on; 0 for a cache that must see every object.
+    pub(crate) first_limit: u32,
     pub(crate) capacity: u32,
     /// Joined to the flags of every page request.
     pub(crate) gfp: Gfp,
@@ -114,6 +117,8 @@ pub struct Cache<H: Host> {
     /// How many `create` calls this cache stands for.
     pub(crate) users: AtomicU32,
     pub(crate) links: CacheLinks<H>,
+    /// Slabs whose pages wait for a grace period; destruction waits for them.
+    pub(crate) deferred: AtomicU32,
     /// The caches it is among, for deferred calls.
     pub(crate) owner: NonNull<Caches<H>>,
 }
@@ -125,6 +130,18 @@ unsafe impl<H: Host> Send for Cache<H> {}
 unsafe impl<H: Host> Sync for Cache<H> {}
 
 impl<H: Host> Cache<H> {
+    /// Zeroes an object for a request that asks for it. An object with a constructor stays in its constructed state.
+    ///
+    /// # Safety
+    /// The object is one of this cache and the caller's.
+    #[inline]
+    pub(crate) unsafe fn clear(&self, object: NonNull<u8>) {
+        if self.ctor.is_none() {
+            // SAFETY: as promised; an object has so many bytes.
+            unsafe { object.write_bytes(0, self.object_size()) };
+        }
+    }
+
     /// The name it was made with, cut at 31 bytes.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -137,11 +154,20 @@ impl<H: Host> Cache<H> {
         self.object_size as usize
     }
 
-    /// Bytes of an object that its user may use: what [`Cache::object_size`] says, or more where the
-    /// rest of the stride is the object's alone.
+    /// Bytes of an object that its user may use: all of the stride, or what [`Cache::object_size`] says where the rest is
+    /// spoken for.
     #[must_use]
     pub const fn usable_size(&self) -> usize {
-        self.layout.size as usize
+        if self.keeps_contents() {
+            self.object_size as usize
+        } else {
+            self.layout.size as usize
+        }
+    }
+
+    /// Whether what is in a free object matters to somebody (S7).
+    pub(crate) const fn keeps_contents(&self) -> bool {
+        self.ctor.is_some() || self.flags.typesafe_by_rcu || self.flags.zero_on_free
     }
 
     /// How its slabs are cut.
@@ -232,6 +258,42 @@ impl<H: Host> Cache<H> {
             return Err(FreeError::WrongCache);
         }
         Ok((host.frame_ptr(head).as_ptr().addr(), host.nid(head), record))
+    }
+
+    /// Whether an object of this cache starts at `object`.
+    ///
+    /// # Errors
+    /// What is there instead.
+    pub(crate) fn start_of(
+        &self,
+        frames: &Frames<H>,
+        object: NonNull<u8>,
+    ) -> Result<(), FreeError> {
+        let (_, _, slab) = self.slab_of(frames, object)?;
+        // SAFETY: the slab's `objects` is constant (S5), and nothing else of the record is read.
+        let objects = unsafe { (&raw const (*slab.as_ptr()).objects).read() };
+        self.number_in(objects, object).map(drop)
+    }
+
+    /// The number of the object at `object` in the slab whose first object is at `objects`, or what is wrong with the pointer.
+    ///
+    /// # Errors
+    /// [`FreeError::NotAllocated`] beside the objects, [`FreeError::Interior`] inside of one.
+    #[inline]
+    pub(crate) fn number_in(
+        &self,
+        objects: NonNull<u8>,
+        object: NonNull<u8>,
+    ) -> Result<u32, FreeError> {
+        let offset = object.as_ptr().addr().wrapping_sub(objects.as_ptr().addr());
+        let number = self.divide(offset);
+        if number >= self.layout.num as usize {
+            return Err(FreeError::NotAllocated);
+        }
+        match offset - number * self.layout.size as usize {
+            0 => Ok(number as u32),
+            offset => Err(FreeError::Interior { offset }),
+        }
     }
 
     /// Tells the host's policy of a freed pointer that is no allocated object (S12).

@@ -7,7 +7,7 @@ use core::ops::Deref;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_frames::Frames;
-use flagstone_host::{ArrayParams, Host, Mutex, classes};
+use flagstone_host::{ArrayParams, CpuCache, Host, Mutex, classes};
 use flagstone_types::{AllocError, Gfp, Nid};
 
 use crate::alien::AlienCaches;
@@ -38,6 +38,11 @@ pub struct CacheParams<'a> {
 }
 
 impl<'a> CacheParams<'a> {
+    /// Whether what is in a free object matters to somebody, so that nothing of ours may be kept there (S7).
+    const fn keeps_contents(&self) -> bool {
+        self.ctor.is_some() || self.flags.typesafe_by_rcu || self.flags.zero_on_free
+    }
+
     /// Objects of `size` bytes with the given alignment and nothing special.
     #[must_use]
     pub const fn new(name: &'a str, size: usize, align: usize) -> Self {
@@ -278,20 +283,21 @@ impl<H: Host> Caches<H> {
 
     /// A cache's own structures: itself, then its nodes.
     fn structure_layout(nodes: u32) -> MemLayout {
-        let nodes = MemLayout::array::<Node<H>>(nodes as usize).unwrap_or(MemLayout::new::<()>());
-        MemLayout::new::<Cache<H>>()
-            .extend(nodes)
-            .map_or(MemLayout::new::<Cache<H>>(), |(both, _)| {
-                both.pad_to_align()
-            })
+        let cache = MemLayout::new::<Cache<H>>();
+        MemLayout::array::<Node<H>>(nodes as usize)
+            .and_then(|nodes| cache.extend(nodes))
+            .map_or(cache, |(both, _)| both.pad_to_align())
     }
+
+    /// Bytes from a cache to its nodes.
+    const NODES_OFFSET: usize = size_of::<Cache<H>>().next_multiple_of(align_of::<Node<H>>());
 
     /// Makes a cache, or hands out one of the same shape that may be shared.
     ///
     /// # Errors
     /// [`AllocError::InvalidArgument`] (zero size, an alignment that is no power of two or larger
-    /// than a page, a user-copy region outside the object, a constructor for objects that are type-safe by RCU
-    /// and zeroed on free), [`AllocError::TooLarge`], [`AllocError::OutOfMemory`], [`AllocError::Exists`] if no array is left.
+    /// than a page, a user-copy region outside the object, objects that are zeroed on free although they have a constructor or
+    /// are type-safe by RCU), [`AllocError::TooLarge`], [`AllocError::OutOfMemory`], [`AllocError::Exists`] if no array is left.
     pub fn create(&self, params: &CacheParams<'_>) -> Result<CacheHandle<'_, H>, AllocError> {
         if let Some(shared) = self.mergeable(params) {
             return Ok(shared);
@@ -329,6 +335,13 @@ impl<H: Host> Caches<H> {
     }
 
     fn choose_layout(&self, params: &CacheParams<'_>) -> Result<Layout, AllocError> {
+        let keeps = params.keeps_contents();
+        if params.size == 0
+            || !(params.align == 0 || params.align.is_power_of_two())
+            || params.flags.zero_on_free && (params.ctor.is_some() || params.flags.typesafe_by_rcu)
+        {
+            return Err(AllocError::InvalidArgument);
+        }
         let mut align = if params.align == 0 {
             size_of::<usize>()
         } else {
@@ -342,11 +355,13 @@ impl<H: Host> Caches<H> {
             align = align.max(line);
         }
         let shape = ObjectShape {
-            object_size: params.size,
+            object_size: Self::link_offset(params)
+                .map_or(Some(params.size), |link| {
+                    link.checked_add(size_of::<usize>())
+                })
+                .ok_or(AllocError::TooLarge)?,
             align,
-            may_overwrite: params.ctor.is_none()
-                && !params.flags.typesafe_by_rcu
-                && !params.flags.zero_on_free,
+            may_overwrite: !keeps,
             may_be_off_slab: true,
             reclaimable: params.flags.reclaimable,
         };
@@ -364,6 +379,15 @@ impl<H: Host> Caches<H> {
             H::MAX_ORDER,
             &class,
         )
+    }
+
+    /// Where an array that links objects keeps its link if that may not be in the object itself (S7).
+    fn link_offset(params: &CacheParams<'_>) -> Option<usize> {
+        let links = <H::Array as CpuCache>::READS_STALE_LINKS;
+        // A size that has no multiple after it is too large in any case.
+        (links && params.keeps_contents())
+            .then(|| params.size.checked_next_multiple_of(size_of::<usize>()))
+            .map(|offset| offset.unwrap_or(usize::MAX))
     }
 
     fn make(&self, params: &CacheParams<'_>) -> Result<CacheHandle<'_, H>, AllocError> {
@@ -400,12 +424,17 @@ impl<H: Host> Caches<H> {
         let arrays = params
             .arrays
             .unwrap_or_else(|| (self.policy.arrays)(layout.size as usize));
-        let limit = arrays.limit.clamp(1, arrays.capacity.max(1));
+        let first_limit = arrays.limit.clamp(1, arrays.capacity.max(1));
+        let batch = arrays.batch.clamp(1, first_limit);
+        let limit = if params.flags.zero_on_free {
+            0
+        } else {
+            first_limit
+        };
         let array = host.new_array(ArrayParams {
             capacity: arrays.capacity.max(1),
-            link_offset: 0,
+            link_offset: Self::link_offset(params).unwrap_or(0) as u32,
         })?;
-        let batch = arrays.batch.clamp(1, limit);
 
         let alien_memory = if self.nodes > 1 {
             let pages = AlienCaches::<H>::pages(self.nodes, self.policy.alien_limit);
@@ -419,7 +448,7 @@ impl<H: Host> Caches<H> {
         let cache = place.cast::<Cache<H>>();
         // SAFETY: the structure's memory is ours, large enough and aligned for the cache and its nodes behind it.
         unsafe {
-            let nodes = cache.add(1).cast::<Node<H>>();
+            let nodes = cache.byte_add(Self::NODES_OFFSET).cast::<Node<H>>();
             for nid in 0..self.nodes as u16 {
                 let nid = Nid(nid);
                 let limit = self.policy.alien_limit;
@@ -445,6 +474,7 @@ impl<H: Host> Caches<H> {
                 object_size: params.size as u32,
                 batch: AtomicU32::new(batch),
                 limit: AtomicU32::new(limit),
+                first_limit: limit,
                 capacity: arrays.capacity.max(1),
                 gfp: if params.flags.dma {
                     Gfp::DMA
@@ -455,7 +485,11 @@ impl<H: Host> Caches<H> {
                 } else {
                     Gfp::empty()
                 },
-                flags: params.flags,
+                flags: CacheFlags {
+                    // Arrays that were asked for are for this one only.
+                    no_merge: params.flags.no_merge || params.arrays.is_some(),
+                    ..params.flags
+                },
                 usercopy: params.usercopy,
                 ctor: params.ctor,
                 bad_free: self.policy.bad_free,
@@ -470,6 +504,7 @@ impl<H: Host> Caches<H> {
                     next: null_mut(),
                     prev: null_mut(),
                 },
+                deferred: AtomicU32::new(0),
                 owner: NonNull::from(self),
             });
         }
@@ -488,26 +523,37 @@ impl<H: Host> Caches<H> {
     /// [`Busy`], with the number of objects still in use and the handle.
     pub fn destroy<'c>(&'c self, handle: CacheHandle<'c, H>) -> Result<(), Busy<'c, H>> {
         let cache = handle.cache;
-        if handle.users.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return Ok(());
+        {
+            // In one go: a handle that is handed out meanwhile would be one of a cache that ends.
+            let mut list = self.list.lock();
+            if handle.users.fetch_sub(1, Ordering::Relaxed) > 1 {
+                return Ok(());
+            }
+            list.unlink(cache);
         }
         self.shrink(&handle);
-        // No other handle exists and the user holds none of the objects if the count below is zero, so
-        // nobody else reaches the arrays.
-        self.list.lock().unlink(cache);
-        // SAFETY: unlinked, and this was the only handle: the context is alone with the cache.
-        unsafe { self.drain_unshared(&mut *cache.as_ptr()) };
-        let objects = self.objects_out(&handle);
+        let objects = self.objects_used(&handle);
         if objects != 0 {
+            let mut list = self.list.lock();
             handle.users.fetch_add(1, Ordering::Relaxed);
-            self.list.lock().link(cache);
+            list.link(cache);
+            drop(list);
             return Err(Busy {
                 objects,
                 cache: handle,
             });
         }
-        // Deferred releases of type-safe slabs, and lookups by pages, are over after a grace period (S10, S11).
+        // SAFETY: unlinked, this was the only handle, and no object is with a user: the context is alone with the cache.
+        unsafe { self.drain_unshared(&mut *cache.as_ptr()) };
+        // Lookups by pages are over after a grace period, and so may be the releases of type-safe slabs, unless some other
+        // context is just running them (S10, S11).
+        let mut spins = 0;
         self.host().synchronize();
+        while handle.deferred.load(Ordering::Acquire) != 0 {
+            self.host().relax(spins);
+            self.host().poll();
+            spins = spins.saturating_add(1);
+        }
         // SAFETY: alone with an empty cache; its structures came from the cache of caches, since permanent caches
         // have no handle.
         unsafe {

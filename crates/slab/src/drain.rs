@@ -23,8 +23,11 @@ impl<H: Host> Caches<H> {
     /// Gives back all that a cache does not need: empties its arrays and releases its free slabs. Returns how
     /// many slabs were released. Where arrays can not be stopped they keep their objects.
     pub fn shrink(&self, cache: &Cache<H>) -> usize {
-        self.drain_arrays(cache);
-        let released = self.drain_nodes(cache) + self.release_free(cache);
+        let mut released = 0;
+        if let Some(stopped) = self.host().stop_arrays() {
+            released += self.drain_stopped(&stopped, cache);
+        }
+        released += self.drain_nodes(cache) + self.release_free(cache);
         self.host().poll();
         released
     }
@@ -33,11 +36,9 @@ impl<H: Host> Caches<H> {
     pub fn shrink_all(&self) -> usize {
         let stopped = self.host().stop_arrays();
         let mut slabs = 0;
-        self.each_cache(|cache| {
-            if let Some(stopped) = &stopped {
-                self.drain_stopped(stopped, cache);
-            }
-        });
+        if let Some(stopped) = &stopped {
+            self.each_cache(|cache| slabs += self.drain_stopped(stopped, cache));
+        }
         drop(stopped);
         self.each_cache(|cache| slabs += self.drain_nodes(cache) + self.release_free(cache));
         self.host().poll();
@@ -53,17 +54,20 @@ impl<H: Host> Caches<H> {
         true
     }
 
-    fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) {
+    /// Empties the arrays of every CPU; returns how many slabs were released on the way.
+    fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) -> usize {
         let host = self.host();
+        let mut released = 0;
         for cpu in 0..host.possible_cpus() {
             if cache.array.len(CpuId(cpu)) == 0 {
                 continue;
             }
             host.count(Event::SlabDrain, 1);
             host.drain(stopped, &cache.array, CpuId(cpu), &mut |objects| {
-                self.give_home(cache, objects);
+                released += self.give_home(cache, objects);
             });
         }
+        released
     }
 
     /// Empties the arrays of a cache that nobody else can reach, and gives everything free back.
@@ -94,18 +98,22 @@ impl<H: Host> Caches<H> {
                 let Some(alien) = node.aliens.to(to.nid) else {
                     continue;
                 };
-                loop {
+                // What was there at the beginning: others may put objects in as quickly as they are taken out.
+                let mut left = alien.stack.lock().len();
+                while left > 0 {
                     let mut buffer = [NonNull::dangling(); CHUNK];
-                    let n = alien.stack.lock().pop_n(&mut buffer);
+                    let n = alien.stack.lock().pop_n(&mut buffer[..left.min(CHUNK)]);
                     if n == 0 {
                         break;
                     }
-                    self.give_home(cache, &buffer[..n]);
+                    left -= n;
+                    released += self.give_home(cache, &buffer[..n]);
                 }
             }
         }
         for node in cache.each_node() {
-            released += self.empty_shared(cache, node, usize::MAX);
+            let there = node.lock(cache, &self.frames).lists.shared.len;
+            released += self.empty_shared(cache, node, there as usize);
         }
         released
     }
@@ -132,8 +140,7 @@ impl<H: Host> Caches<H> {
                 locked.give(&buffer[..n], &mut strays, &mut doomed, true);
                 n
             };
-            self.give_home(cache, strays.as_slice());
-            released += self.release(cache, doomed);
+            released += self.give_home(cache, strays.as_slice()) + self.release(cache, doomed);
             if n == 0 {
                 break;
             }
@@ -171,11 +178,10 @@ impl<H: Host> Caches<H> {
                     reaped.objects += cache.array.len(CpuId(cpu)) as usize;
                     if self.policy.adaptive && cache.array.limit(CpuId(cpu)) != 0 {
                         // It grows again where it is used.
-                        let first = cache.limit.load(Ordering::Relaxed);
-                        cache.array.set_limit(CpuId(cpu), first);
+                        cache.set_array_limit(self.host(), CpuId(cpu), cache.first_limit);
                     }
                 }
-                self.drain_stopped(stopped, cache);
+                reaped.slabs += self.drain_stopped(stopped, cache);
             }
         });
         drop(stopped);
@@ -197,6 +203,31 @@ impl<H: Host> Caches<H> {
         reaped
     }
 
+    /// How many objects are with users: those that are out of the slabs and not in an array or alien cache. While others
+    /// free objects the number is too large rather than too small, for objects travel towards their slabs, and the places are looked at in the
+    /// opposite order.
+    pub(crate) fn objects_used(&self, cache: &Cache<H>) -> usize {
+        let out = self.objects_out(cache);
+        out.saturating_sub(self.objects_cached(cache))
+    }
+
+    /// How many free objects are out of the slabs: in shared arrays, alien caches and CPUs' arrays.
+    pub(crate) fn objects_cached(&self, cache: &Cache<H>) -> usize {
+        let mut cached = 0;
+        for node in cache.each_node() {
+            cached += node.lock(cache, &self.frames).lists.shared.len as usize;
+        }
+        for node in cache.each_node() {
+            for alien in cache.each_node().filter_map(|to| node.aliens.to(to.nid)) {
+                cached += alien.stack.lock().len();
+            }
+        }
+        for cpu in 0..self.host().possible_cpus() {
+            cached += cache.array.len(CpuId(cpu)) as usize;
+        }
+        cached
+    }
+
     /// How many objects are out of the slabs of a cache: with users, in arrays, in alien caches.
     #[must_use]
     pub fn objects_out(&self, cache: &Cache<H>) -> usize {
@@ -210,27 +241,38 @@ impl<H: Host> Caches<H> {
         out
     }
 
-    /// Switches the arrays of a cache off (every allocation and free then takes the slow path and sees the slabs), or on again.
+    /// Switches the arrays of a cache off (every allocation and free then takes the slow path and sees the slabs), or on again; a
+    /// cache that must see every object stays without. Waits for a grace period: called with no lock held, outside of read-side sections.
     /// `false` if the host can not stop its arrays; nothing has changed then.
     pub fn set_arrays(&self, cache: &Cache<H>, on: bool) -> bool {
         let host = self.host();
+        // One at a time: the limits of all CPUs must end up as the last call says.
+        let list = self.list.lock();
         let Some(stopped) = host.stop_arrays() else {
             return false;
         };
-        let limit = if on {
-            cache.batch().saturating_mul(2).min(cache.capacity).max(1)
-        } else {
-            0
+        if on {
+            cache.limit.store(cache.first_limit, Ordering::SeqCst);
+            return true;
+        }
+        cache.limit.store(0, Ordering::SeqCst);
+        drop((stopped, list));
+        // Who read the old limit before has set it when this is over (`set_array_limit`); who reads later finds 0.
+        host.synchronize();
+        let _list = self.list.lock();
+        if cache.limit.load(Ordering::SeqCst) != 0 {
+            return true; // somebody has switched them on again
+        }
+        let Some(stopped) = host.stop_arrays() else {
+            cache.limit.store(cache.first_limit, Ordering::SeqCst);
+            return false;
         };
-        cache.limit.store(limit, Ordering::Relaxed);
         for cpu in 0..host.possible_cpus() {
             cache.array.set_limit(CpuId(cpu), 0);
         }
         self.drain_stopped(&stopped, cache);
         drop(stopped);
-        if !on {
-            self.drain_nodes(cache);
-        }
+        self.drain_nodes(cache);
         true
     }
 
@@ -242,9 +284,15 @@ impl<H: Host> Caches<H> {
         let mut result = Ok(());
         self.each_cache(|cache| {
             for node in cache.each_node() {
-                let mut locked = node.lock(cache, &self.frames);
-                if let Err(wrong) = locked.validate() {
-                    result = Err(wrong);
+                let checked = node.lock(cache, &self.frames).validate();
+                result = result.and(checked);
+                for to in cache.each_node() {
+                    let Some(alien) = node.aliens.to(to.nid) else {
+                        continue;
+                    };
+                    let stack = alien.stack.lock();
+                    let locked = to.lock(cache, &self.frames);
+                    result = result.and(locked.validate_cached(stack.objects()));
                 }
             }
         });

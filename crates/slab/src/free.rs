@@ -71,7 +71,15 @@ impl<H: Host> Caches<H> {
         let host = self.host();
         let cpu = host.current_cpu();
         let nid = host.current_node();
-        let limit = cache.ready_limit(cpu);
+        if cache.flags.zero_on_free {
+            // A pointer that is no object is refused here as by its slab.
+            match cache.start_of(&self.frames, object) {
+                // SAFETY: the object is ours and has so many bytes.
+                Ok(()) => unsafe { object.write_bytes(0, cache.object_size()) },
+                Err(error) => return cache.report_bad_free(object, error),
+            }
+        }
+        let limit = cache.ready_limit(host, cpu);
         host.count(Event::SlabFlush, 1);
         if limit != 0 {
             // The array may only just have got its limit.
@@ -103,9 +111,8 @@ impl<H: Host> Caches<H> {
             core::mem::take(&mut locked.lists.refilled)
         };
         if refilled {
-            cache
-                .array
-                .set_limit(cpu, limit.saturating_mul(2).min(cache.capacity));
+            let more = limit.saturating_mul(2).min(cache.capacity);
+            cache.set_array_limit(self.host(), cpu, more);
         }
         batch
     }
@@ -115,60 +122,49 @@ impl<H: Host> Caches<H> {
     fn flush(&self, cache: &Cache<H>, nid: Nid, batch: usize) {
         let node = cache.node(nid);
         self.ready_shared(cache, nid);
-        let once = self.improvements.release_once();
-        let mut doomed = Doomed::new();
         let mut left = batch;
-        while left > 0 {
-            let mut strays = Strays::new();
+        if self.nodes == 1 {
             let mut locked = node.lock(cache, &self.frames);
-            if self.nodes == 1 {
-                let n = locked
-                    .lists
-                    .shared
-                    .fill(left, |room| cache.array.pop_n(room));
-                locked.steps += n as u64;
-                left -= n;
-            }
-            let mut popped = true;
-            while popped && left > 0 && strays.as_slice().is_empty() {
-                locked.lists.overflowed = true;
-                let mut buffer = [core::mem::MaybeUninit::uninit(); CHUNK];
-                let n = cache.array.pop_n(&mut buffer[..left.min(CHUNK)]);
-                // SAFETY: the first `n` were written.
-                let objects = unsafe { buffer[..n].assume_init_ref() };
-                locked.give(objects, &mut strays, &mut doomed, once);
-                left -= n;
-                popped = n > 0;
-            }
-            drop(locked);
-            self.give_home(cache, strays.as_slice());
-            if !popped {
+            // Every object is of this node, so they may go from array to array.
+            let n = locked
+                .lists
+                .shared
+                .fill(left, |room| cache.array.pop_n(room));
+            locked.steps += n as u64;
+            left -= n;
+        }
+        while left > 0 {
+            let mut buffer = [core::mem::MaybeUninit::uninit(); CHUNK];
+            let n = cache.array.pop_n(&mut buffer[..left.min(CHUNK)]);
+            if n == 0 {
                 break;
             }
+            left -= n;
+            // SAFETY: the first `n` were written.
+            self.give_home(cache, unsafe { buffer[..n].assume_init_ref() });
         }
-        self.release(cache, doomed);
     }
 
     /// Gives the shared array of a node its memory when it is first wanted.
     fn ready_shared(&self, cache: &Cache<H>, nid: Nid) {
         let node = cache.node(nid);
-        let wanted = {
-            let locked = node.lock(cache, &self.frames);
-            if locked.lists.shared.capacity != 0 {
-                0
-            } else {
-                locked.lists.shared_wanted
-            }
-        };
-        if wanted == 0 {
+        if !node.looks_unprovided() {
             return;
         }
+        let wanted = {
+            let locked = node.lock(cache, &self.frames);
+            if !locked.lists.shared_missing() {
+                return;
+            }
+            locked.lists.shared_wanted
+        };
         let pages = (wanted as usize * size_of::<usize>()).div_ceil(H::PAGE_SIZE);
-        let flags = Gfp::NOWAIT | Gfp::NOWARN;
-        let run = self.frames.alloc_run(flags, pages, Some(nid));
+        // No reclaim of any kind: this may be called with the list of caches locked, when a slab with its index elsewhere is
+        // released there (host L1).
+        let run = self.frames.alloc_run(Gfp::NOWARN, pages, Some(nid));
         let mut locked = node.lock(cache, &self.frames);
         let surplus = match run {
-            Ok(run) if locked.lists.shared.capacity == 0 => {
+            Ok(run) if locked.lists.shared_missing() => {
                 locked.lists.shared.provide(&self.frames, run, wanted);
                 None
             }
@@ -185,9 +181,11 @@ impl<H: Host> Caches<H> {
         }
     }
 
-    /// Gives objects to their own nodes, whichever they are: to the shared array while there is room, then to the slabs.
-    pub(crate) fn give_home(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) {
+    /// Gives objects to their own nodes, whichever they are: to the shared array while there is room, then to the slabs. Returns
+    /// how many slabs were released.
+    pub(crate) fn give_home(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) -> usize {
         let host = self.host();
+        let mut released = 0;
         let home =
             |object: NonNull<u8>| host.pfn_of(object.as_ptr().addr()).map(|pfn| host.nid(pfn));
         while let [first, ..] = objects {
@@ -216,12 +214,17 @@ impl<H: Host> Caches<H> {
                 } else {
                     0
                 };
-                let once = self.improvements.release_once();
-                locked.give(&these[..these.len() - n], &mut strays, &mut doomed, once);
+                if n < these.len() {
+                    locked.lists.overflowed |= arrays;
+                    let once = self.improvements.release_once();
+                    locked.give(&these[..these.len() - n], &mut strays, &mut doomed, once);
+                }
+                locked.steps += n as u64;
             }
             // None of them strays: they were sorted by their own nodes.
-            self.release(cache, doomed);
+            released += self.release(cache, doomed);
         }
+        released
     }
 
     /// Frees an object of another node: into the alien cache for it, and that one's objects home when it is full.
@@ -230,14 +233,23 @@ impl<H: Host> Caches<H> {
     fn free_alien(&self, cache: &Cache<H>, object: NonNull<u8>, nid: Nid) {
         let host = self.host();
         host.count(Event::SlabRemoteFree, 1);
+        if cache.limit.load(core::sync::atomic::Ordering::Relaxed) == 0 {
+            return self.free_slow(cache, object, Push::Full);
+        }
         let here = host.current_node();
         let Some(alien) = cache.node(here).aliens.to(nid) else {
-            return self.give_home(cache, &[object]);
+            self.give_home(cache, &[object]);
+            return;
         };
         let mut buffer = [NonNull::dangling(); CHUNK];
         let n = {
             let mut stack = alien.stack.lock();
-            if cache.limit.load(core::sync::atomic::Ordering::Relaxed) != 0 && stack.push(object) {
+            if stack.top() == Some(object) {
+                drop(stack);
+                return cache.report_bad_free(object, FreeError::AlreadyFree);
+            }
+            // Looked at again under the lock, which whoever empties the stacks after switching arrays off takes later.
+            if cache.limit.load(core::sync::atomic::Ordering::SeqCst) != 0 && stack.push(object) {
                 return;
             }
             stack.pop_n(&mut buffer[..CHUNK - 1])

@@ -12,8 +12,14 @@ use crate::layout::IndexPlace;
 use crate::node::Doomed;
 use crate::record::{ListId, Record};
 
-/// Flags of an object request that are about the object, not about its slab's pages.
-const NOT_FOR_PAGES: Gfp = Gfp::ZERO.union(Gfp::ACCOUNT);
+/// Flags of an object request that are about the object, or that a slab can not honour: it stays where it is, and whether it counts as reclaimable is
+/// its cache's to say.
+pub(crate) const NOT_FOR_PAGES: Gfp = Gfp::ZERO
+    .union(Gfp::ACCOUNT)
+    .union(Gfp::COMP)
+    .union(Gfp::MOVABLE)
+    .union(Gfp::RECLAIMABLE)
+    .union(Gfp::WRITE);
 
 impl<H: Host> Caches<H> {
     /// Makes a slab, on node `nid` if there is room. It is on no list and the caller's; it may lie on another node than asked.
@@ -28,17 +34,19 @@ impl<H: Host> Caches<H> {
     ) -> Result<(NonNull<Record<H>>, Nid), AllocError> {
         let host = self.host();
         let layout = &cache.layout;
-        if cache.flags.typesafe_by_rcu {
-            host.poll(); // slabs of its own may be waiting to go back
+        if cache.flags.typesafe_by_rcu && gfp.may_sleep() {
+            // Slabs of its own may be waiting to go back. Who may not sleep may be in a read-side section (host G2).
+            host.poll();
         }
         let index_object = match cache.index_cache {
-            // SAFETY: the index cache is a permanent one, or destroyed after this one (S10).
             Some(index_cache) => {
-                Some(self.alloc(unsafe { index_cache.as_ref() }, gfp - Gfp::ZERO)?)
+                // SAFETY: the index cache is one of `kmalloc`'s, which live for ever (S10).
+                let index_cache = unsafe { index_cache.as_ref() };
+                Some(self.alloc(index_cache, gfp - Gfp::ZERO)?)
             }
             None => None,
         };
-        let mut flags = (gfp - NOT_FOR_PAGES) | cache.gfp;
+        let mut flags = (gfp - NOT_FOR_PAGES - Gfp::DMA) | cache.gfp;
         if layout.order.get() > 0 {
             flags |= Gfp::COMP;
         }
@@ -142,6 +150,7 @@ impl<H: Host> Caches<H> {
             // SAFETY: a doomed slab is empty and ours.
             unsafe {
                 if cache.flags.typesafe_by_rcu {
+                    cache.deferred.fetch_add(1, Ordering::Relaxed);
                     let record = &raw mut (*slab.as_ptr()).links;
                     (*record).rcu = core::mem::ManuallyDrop::new(RcuHead::new());
                     // The record begins with its links, so the head's address is the record's (S11).
@@ -163,12 +172,14 @@ impl<H: Host> Caches<H> {
     /// `head` is the beginning of an empty slab's record that nobody else has.
     unsafe fn release_deferred(head: NonNull<RcuHead>) {
         let slab = head.cast::<Record<H>>();
-        // SAFETY: as promised; the cache is alive, since its destruction waits for deferred calls (S10), and so
+        // SAFETY: as promised; the cache is alive until `deferred` falls (S10), and so
         // are the caches it is among.
         unsafe {
             let cache = &*(*slab.as_ptr()).cache.as_ptr();
             let caches = &*cache.owner.as_ptr();
             caches.release_slab(cache, slab);
+            // The last access: whoever destroys the cache waits for it.
+            cache.deferred.fetch_sub(1, Ordering::Release);
         }
     }
 

@@ -1,8 +1,7 @@
 //! `slabinfo`: every cache's numbers, as Linux prints them and as JSON.
 
 use core::fmt;
-use flagstone_host::{CpuCache, Host};
-use flagstone_types::CpuId;
+use flagstone_host::Host;
 
 use crate::cache::{Cache, Name};
 use crate::caches::Caches;
@@ -16,7 +15,7 @@ pub struct SlabInfo {
     pub active_objects: usize,
     /// All objects.
     pub objects: usize,
-    /// Of the active ones, those that wait in per-CPU arrays and shared arrays.
+    /// Of the active ones, those that wait in per-CPU arrays, shared arrays and alien caches.
     pub cached_objects: usize,
     /// Bytes from one object to the next.
     pub size: usize,
@@ -160,10 +159,7 @@ impl<H: Host> Caches<H> {
             info.shared_available += locked.lists.shared.len as usize;
             info.shared_factor = locked.lists.shared.limit / info.batch.max(1);
         }
-        info.cached_objects = info.shared_available;
-        for cpu in 0..self.host().possible_cpus() {
-            info.cached_objects += cache.array.len(CpuId(cpu)) as usize;
-        }
+        info.cached_objects = self.objects_cached(cache);
         info
     }
 

@@ -159,7 +159,10 @@ impl<H: Host> Caches<H> {
                 if offset != 0 {
                     return Err(FreeError::Interior { offset });
                 }
-                self.frames.run_at(head).map(Found::Large).ok_or(FreeError::NotAllocated)
+                self.frames
+                    .run_at(head)
+                    .map(Found::Large)
+                    .ok_or(FreeError::NotAllocated)
             }
             _ => Err(FreeError::NotAllocated),
         }

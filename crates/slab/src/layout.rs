@@ -147,9 +147,11 @@ fn cut(
         if num == 0 {
             continue;
         }
-        if num > MAX_OBJECTS {
+        if num > MAX_OBJECTS && best.is_some() {
             break;
         }
+        // Where even the smallest allowed slab has room for more, the rest stays unused.
+        let num = num.min(MAX_OBJECTS);
         if let Some(class_for) = index_class {
             let index = num * entry;
             let Some(class) = class_for(index) else {

@@ -157,7 +157,7 @@ fn every_layout_fits_and_is_aligned() {
                     let l = choose(&s, &KERNEL, page_shift, 10, &kmalloc_class).unwrap();
                     let bytes = l.order.bytes(page_shift);
                     let objects = l.num as usize * l.size as usize;
-                    assert!(l.size as usize >= size && l.size as usize % align == 0);
+                    assert!(l.size as usize >= size && (l.size as usize).is_multiple_of(align));
                     let colour = (l.colours - 1) as usize * l.colour_step as usize;
                     assert_eq!(l.colour_step as usize % align, 0);
                     match l.place {

@@ -6,7 +6,7 @@
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use flagstone_frames::{Frames, PageRun};
 use flagstone_host::{Event, Host, Mutex, MutexGuard, classes};
 use flagstone_types::{FreeError, Nid};
@@ -24,6 +24,8 @@ pub(crate) struct Node<H: Host> {
     free_objects: AtomicUsize,
     /// Objects in the shared array, as a hint.
     shared_len: AtomicU32,
+    /// Whether the shared array waits for its memory, as a hint.
+    shared_missing: AtomicBool,
     /// The colour of the next slab, before it is taken modulo the number of colours.
     pub(crate) colour_next: AtomicU32,
     /// Objects of other nodes freed here; none where there is one node.
@@ -64,6 +66,13 @@ pub(crate) struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: records are reached under the node's lock (S5).
 unsafe impl<H: Host> Send for Lists<H> {}
+
+impl<H: Host> Lists<H> {
+    /// Whether the shared array is wanted and has no memory yet.
+    pub(crate) const fn shared_missing(&self) -> bool {
+        self.shared_wanted != 0 && self.shared.capacity == 0
+    }
+}
 
 impl Shared {
     /// A shared array that holds nothing until it is given memory.
@@ -136,10 +145,6 @@ impl<H: Host> Doomed<H> {
         Self(SlabList::new())
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.0.len()
-    }
-
     pub(crate) fn pop(&mut self) -> Option<NonNull<Record<H>>> {
         let slab = self.0.first()?;
         // SAFETY: the chain owns its slabs, and this one is on it.
@@ -176,6 +181,7 @@ impl<H: Host> Node<H> {
             }),
             free_objects: AtomicUsize::new(0),
             shared_len: AtomicU32::new(0),
+            shared_missing: AtomicBool::new(arrays.shared_capacity != 0),
             colour_next: AtomicU32::new(0),
             aliens,
             nid,
@@ -189,9 +195,9 @@ impl<H: Host> Node<H> {
             || self.shared_len.load(Ordering::Relaxed) != 0
     }
 
-    /// Free objects in slabs, as a hint.
-    pub(crate) fn free_hint(&self) -> usize {
-        self.free_objects.load(Ordering::Relaxed)
+    /// Whether the shared array was without memory a moment ago. A stale answer costs a lock, or a flush to the slabs.
+    pub(crate) fn looks_unprovided(&self) -> bool {
+        self.shared_missing.load(Ordering::Relaxed)
     }
 
     pub(crate) fn lock<'a>(
@@ -228,6 +234,9 @@ impl<H: Host> Drop for LockedNode<'_, H> {
         self.node
             .shared_len
             .store(self.lists.shared.len, Ordering::Relaxed);
+        self.node
+            .shared_missing
+            .store(self.lists.shared_missing(), Ordering::Relaxed);
         let host = self.frames.host();
         host.count(Event::SlabNodeLock, 1);
         host.count(Event::SlabNodeSteps, self.steps);
@@ -453,7 +462,32 @@ impl<H: Host> LockedNode<'_, H> {
         self.steps += 1;
     }
 
-    /// Checks S2 to S4 for every slab of the node.
+    /// Checks S1 for free objects that are out of their slab, in the node's shared array or in an alien cache for this node.
+    pub(crate) fn validate_cached(&self, objects: &[NonNull<u8>]) -> Result<(), &'static str> {
+        for (i, &object) in objects.iter().enumerate() {
+            let Ok((_, nid, slab)) = self.cache.slab_of(self.frames, object) else {
+                return Err("cached object: in no slab of its cache");
+            };
+            if nid != self.node.nid {
+                return Err("cached object: of another node");
+            }
+            // SAFETY: the slab is one of this node, whose lock is held (S5).
+            let record = unsafe { slab.as_ref() };
+            let Ok(number) = self.cache.number_in(record.objects, object) else {
+                return Err("cached object: not the start of an object");
+            };
+            // SAFETY: as above.
+            if unsafe { record.is_listed(self.cache, number) } {
+                return Err("cached object: also in its slab's index");
+            }
+            if objects[..i].contains(&object) {
+                return Err("cached object: twice");
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks S2 to S4 for every slab of the node, and its shared array.
     pub(crate) fn validate(&mut self) -> Result<(), &'static str> {
         let lists = &*self.lists;
         let mut free_objects = 0;
@@ -496,6 +530,13 @@ impl<H: Host> LockedNode<'_, H> {
         }
         if free_objects != lists.free_objects {
             wrong = Some("node: free_objects is not the sum over its slabs");
+        }
+        let shared = &lists.shared;
+        if shared.len > shared.capacity || shared.low > shared.len {
+            wrong = Some("node: lengths of the shared array");
+        }
+        if let Err(e) = self.validate_cached(shared.objects()) {
+            wrong = Some(e);
         }
         wrong.map_or(Ok(()), Err)
     }

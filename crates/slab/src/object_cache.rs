@@ -32,7 +32,10 @@ impl<'c, H: Host, T> ObjectCache<'c, H, T> {
     /// # Errors
     /// As [`Caches::create`]; [`AllocError::InvalidArgument`] for a type without size.
     pub fn new(caches: &'c Caches<H>, name: &str) -> Result<Self, AllocError> {
-        let handle = caches.create(&CacheParams::new(name, size_of::<T>(), align_of::<T>()))?;
+        let mut params = CacheParams::new(name, size_of::<T>(), align_of::<T>());
+        // Its end says how many values are left, which a shared cache could not.
+        params.flags.no_merge = true;
+        let handle = caches.create(&params)?;
         Ok(Self {
             handle,
             values: PhantomData,

@@ -29,6 +29,9 @@ impl fmt::Display for UnexpectedGfp {
     }
 }
 
+/// What a request for an object may not carry, bits without a meaning included.
+const INVALID: Gfp = Gfp::from_bits_retain(Gfp::SLAB_BUG_MASK.bits() | !Gfp::all().bits());
+
 /// A slab could not grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory<'a> {
@@ -133,7 +136,7 @@ impl<H: Host> Caches<H> {
     /// The flags of a request without those that make no sense for an object, which are reported.
     #[inline]
     pub(crate) fn fix_up(&self, gfp: Gfp) -> Gfp {
-        if gfp.intersects(Gfp::SLAB_BUG_MASK) {
+        if gfp.intersects(INVALID) {
             self.report_gfp(gfp)
         } else {
             gfp
@@ -144,8 +147,8 @@ impl<H: Host> Caches<H> {
     #[inline(never)]
     fn report_gfp(&self, gfp: Gfp) -> Gfp {
         let report = UnexpectedGfp {
-            invalid: gfp & Gfp::SLAB_BUG_MASK,
-            fixed: gfp - Gfp::SLAB_BUG_MASK,
+            invalid: gfp.intersection(INVALID),
+            fixed: Gfp::from_bits_retain(gfp.bits() & !INVALID.bits()),
         };
         let host = self.host();
         if self.reports.admits(host.now().0) {

@@ -76,10 +76,14 @@ impl<H: Host> Caches<H> {
                 let here = self.host().current_node();
                 let mut result = Err(AllocError::InvalidArgument);
                 for nid in self.by_distance(here).filter(|nid| mask.contains(*nid)) {
-                    result = self.alloc_node(cache, gfp | Gfp::THISNODE, nid);
+                    // That one node has nothing is no failure of the request.
+                    result = self.alloc_node(cache, gfp | Gfp::THISNODE | Gfp::NOWARN, nid);
                     if result.is_ok() {
-                        break;
+                        return result;
                     }
+                }
+                if result == Err(AllocError::OutOfMemory) {
+                    self.report_out_of_memory(cache, gfp, here);
                 }
                 result
             }

@@ -146,26 +146,6 @@ impl<H: Host> Record<H> {
         n
     }
 
-    /// The number of the object at `object`, or what is wrong with the pointer.
-    pub(crate) fn number_of(
-        &self,
-        cache: &Cache<H>,
-        object: NonNull<u8>,
-    ) -> Result<u32, FreeError> {
-        let offset = object
-            .as_ptr()
-            .addr()
-            .wrapping_sub(self.objects.as_ptr().addr());
-        let number = cache.divide(offset);
-        if number >= cache.layout.num as usize {
-            return Err(FreeError::NotAllocated);
-        }
-        match offset - number * cache.layout.size as usize {
-            0 => Ok(number as u32),
-            offset => Err(FreeError::Interior { offset }),
-        }
-    }
-
     /// Puts an object back.
     ///
     /// # Errors
@@ -178,7 +158,7 @@ impl<H: Host> Record<H> {
         cache: &Cache<H>,
         object: NonNull<u8>,
     ) -> Result<(), FreeError> {
-        let number = self.number_of(cache, object)?;
+        let number = cache.number_in(self.objects, object)?;
         if self.active == 0 {
             return Err(FreeError::AlreadyFree);
         }
