@@ -103,6 +103,14 @@ impl Stack {
         unsafe { exchange_both(self.words, old, new) }
     }
 
+    /// Sets `BUSY` if the tid is still `tid`; a tid stands for one state, so what was read with it holds then.
+    #[inline]
+    fn claim(&self, tid: u64) -> bool {
+        let word = self.word(1);
+        word.compare_exchange(tid, tid | BUSY, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
     fn slots(&self) -> *mut *mut u8 {
         self.words.wrapping_add(STATE_WORDS).cast()
     }
@@ -153,7 +161,7 @@ impl ArrayForm for TransactionArray {
             if tid == 0 && count == 0 {
                 return;
             }
-            if tid & BUSY == 0 && stack.exchange([count, tid], [count, tid | BUSY]) {
+            if tid & BUSY == 0 && stack.claim(tid) {
                 break Owned {
                     stack,
                     count: count as usize,
@@ -182,7 +190,7 @@ impl Owned {
         let stack = Stack::current(room)?;
         for _ in 0..PATIENCE {
             let [count, tid] = stack.read()?;
-            if tid & BUSY == 0 && stack.exchange([count, tid], [count, tid | BUSY]) {
+            if tid & BUSY == 0 && stack.claim(tid) {
                 return Some(Self {
                     stack,
                     count: count as usize,
@@ -202,11 +210,10 @@ impl Owned {
     }
 
     fn finish(self, count: usize) {
-        // Plain stores would be as right. But a double-width exchange after two single stores to the same words
-        // waits until those have left the store buffer, and the next one is near.
-        let old = [self.count as u64, self.tid | BUSY];
+        self.stack.word(0).store(count as u64, Ordering::Relaxed);
         self.stack
-            .exchange(old, [count as u64, self.tid.wrapping_add(2)]);
+            .word(1)
+            .store(self.tid.wrapping_add(2), Ordering::Release);
     }
 }
 
