@@ -3,7 +3,7 @@
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::Reclaimer;
 use crate::buddy::End;
@@ -30,6 +30,8 @@ pub struct Frames<H: Host> {
     /// The lowest zone that any node has memory in, as an index.
     lowest_zone: AtomicU8,
     min_free: MinFree,
+    /// Before this moment, in nanoseconds, there is nothing to do for `release_idle`.
+    pub(crate) next_release: AtomicU64,
     /// Goes up when a size changes that watermarks depend on.
     sizes: AtomicU32,
     reclaimer: UnsafeCell<Option<NonNull<dyn Reclaimer<H>>>>,
@@ -88,6 +90,7 @@ impl<H: Host> Frames<H> {
             nearest,
             lowest_zone: AtomicU8::new(Zone::COUNT as u8 - 1),
             min_free: MinFree::new(),
+            next_release: AtomicU64::new(0),
             sizes: AtomicU32::new(0),
             reclaimer: UnsafeCell::new(None),
             reclaimer_set: AtomicU8::new(0),

@@ -180,6 +180,12 @@ impl<H: Host> ZoneState<H> {
         (!slots.is_null()).then(|| unsafe { &*slots.add(cpu.index()) })
     }
 
+    /// Whether page lists here have room for blocks of `2^size` pages: where they have not, they would only be a detour.
+    #[inline]
+    fn lists_hold(&self, size: u32) -> bool {
+        1 << size <= self.list_limit.load(Ordering::Relaxed)
+    }
+
     fn try_slot(&self, cpu: CpuId) -> Option<MutexGuard<'_, H, classes::PageList, PageLists>> {
         self.slot(cpu)?.inner.try_lock()
     }
@@ -195,6 +201,9 @@ impl<H: Host> ZoneState<H> {
         hit: bool,
         may_refill: impl FnOnce() -> bool,
     ) -> Option<(Pfn, bool)> {
+        if !self.lists_hold(size) {
+            return None;
+        }
         let mut lists = self.try_slot(cpu)?;
         let list = migrate.index();
         if lists.heads[list][size as usize] == 0 {
@@ -224,6 +233,9 @@ impl<H: Host> ZoneState<H> {
         size: u32,
         migrate: MigrateType,
     ) -> bool {
+        if !self.lists_hold(size) {
+            return false;
+        }
         let Some(mut lists) = self.try_slot(cpu) else {
             return false;
         };
@@ -281,7 +293,9 @@ impl<H: Host> ZoneState<H> {
             // SAFETY: M3: room for `cpus` slots that nobody else has.
             unsafe { slots.add(cpu).write(Slot::new()) };
         }
-        // Two adders may both have made slots; the loser's are never used.
+        // Under the zone's lock, so that none appear while a fork holds it. Two adders may both have made slots; the loser's are
+        // never used.
+        let _locked = self.lock();
         let _ = self.slots.compare_exchange(
             core::ptr::null_mut(),
             slots,

@@ -45,13 +45,19 @@ impl<H: Host> Frames<H> {
         if !H::CAN_RELEASE {
             return done;
         }
+        let due = self.next_release.load(Ordering::Relaxed);
+        let next = now.0.saturating_add(policy.interval.0);
+        if now.0 < due
+            || self
+                .next_release
+                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+        {
+            return done;
+        }
         let mut keep = policy.keep;
-        for zone in self.zones() {
-            if zone.managed_pages() == 0 || now.0 < zone.next_release.load(Ordering::Relaxed) {
-                // Its interval goes on; what it holds counts as kept.
-                continue;
-            }
-            let idle = begin_interval(zone, now, policy.interval);
+        for zone in self.zones().iter().filter(|zone| zone.managed_pages() > 0) {
+            let idle = begin_interval(zone);
             let kept = idle.min(keep);
             keep -= kept;
             release_from(zone, idle - kept, policy.max_calls, &mut done);
@@ -99,23 +105,11 @@ impl<H: Host> Frames<H> {
     }
 }
 
-/// Ends the zone's interval at `now` and begins the next. Returns how many pages were idle during it.
-fn begin_interval<H: Host>(zone: &ZoneState<H>, now: Nanos, interval: Nanos) -> usize {
+/// Ends the zone's interval and begins the next. Returns how many pages were idle during it.
+fn begin_interval<H: Host>(zone: &ZoneState<H>) -> usize {
     let mut locked = zone.lock();
-    if now.0 < zone.next_release.load(Ordering::Relaxed) {
-        return 0;
-    }
-    let complete = zone.next_release.load(Ordering::Relaxed) != 0;
-    let idle = if complete {
-        locked.lists.least_touched
-    } else {
-        0
-    };
-    locked.lists.least_touched = locked.lists.touched;
-    locked.lists.interval_start = now;
-    zone.next_release
-        .store(now.0.saturating_add(interval.0).max(1), Ordering::Relaxed);
-    idle
+    let now = locked.lists.touched;
+    core::mem::replace(&mut locked.lists.least_touched, now)
 }
 
 /// Gives back up to `amount` pages with contents.

@@ -4,12 +4,12 @@
 //! written under the zone's lock (Z1), but for the watermarks, which are computed from sizes again and again
 //! until nothing changes ([`crate::watermark`]). Everything else is [`Lists`], behind the lock.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::page_list::Slot;
 use crate::{Page, page::Place};
 use flagstone_host::{Host, Mutex, MutexGuard, classes};
-use flagstone_types::{MigrateType, Nanos, Nid, Order, Pfn, Zone};
+use flagstone_types::{MigrateType, Nid, Order, Pfn, Zone};
 
 /// Room for orders in a zone: the largest order of a host is below it.
 pub(crate) const ORDERS: usize = 16;
@@ -32,10 +32,8 @@ pub(crate) struct Lists {
     pub(crate) page_blocks: [usize; MigrateType::COUNT],
     /// Free pages in the lists that have contents.
     pub(crate) touched: usize,
-    /// The least that `touched` was since `interval_start`: so many pages were idle all the time.
+    /// The least that `touched` was since the last release of idle memory (0 before the first): so many pages were idle all the time.
     pub(crate) least_touched: usize,
-    /// When the interval began that `least_touched` is about.
-    pub(crate) interval_start: Nanos,
     /// The first frame, and the one after the last.
     pub(crate) span: (Pfn, Pfn),
 }
@@ -63,8 +61,8 @@ pub(crate) struct ZoneState<H: Host> {
     pub(crate) protection: [AtomicUsize; Zone::COUNT],
     /// Pages that were added.
     pub(crate) managed: AtomicUsize,
-    /// Before this moment there is nothing to do for `release_idle`.
-    pub(crate) next_release: AtomicU64,
+    /// Whether a fork holds the locks of the slots. Written by the holder of the fork gate only.
+    pub(crate) slots_held: AtomicBool,
     lists: Mutex<H, classes::Zone, Lists>,
 }
 
@@ -103,13 +101,12 @@ impl<H: Host> ZoneState<H> {
             high: AtomicUsize::new(0),
             protection: [const { AtomicUsize::new(0) }; Zone::COUNT],
             managed: AtomicUsize::new(0),
-            next_release: AtomicU64::new(0),
+            slots_held: AtomicBool::new(false),
             lists: Mutex::<H, classes::Zone, _>::new(Lists {
                 free: [[List::default(); ORDERS]; MigrateType::COUNT],
                 page_blocks: [0; MigrateType::COUNT],
                 touched: 0,
                 least_touched: 0,
-                interval_start: Nanos(0),
                 span: (Pfn(0), Pfn(0)),
             }),
         }
