@@ -53,11 +53,14 @@ fn main() {
     for source in sources(&release.join("libflagstone_preload.d"), &workspace) {
         println!("cargo::rerun-if-changed={}", source.display());
     }
-    println!("cargo::rustc-env=FLAGSTONE_LIBRARY={}", library.display());
-    println!(
-        "cargo::rustc-env=FLAGSTONE_LIBRARY_HASH={:016x}",
+    // A file rather than variables for rustc: cargo shows those to the programs that it runs as well.
+    let embedded = format!(
+        "static BYTES: &[u8] = include_bytes!({:?});\nconst NAME: &str = \"libflagstone-{:016x}.so\";\n",
+        library,
         fnv1a(&bytes)
     );
+    std::fs::write(out.join("embedded.rs"), embedded)
+        .unwrap_or_else(|e| panic!("embedded.rs: {e}"));
 }
 
 fn build(workspace: &Path, target_dir: &Path) {

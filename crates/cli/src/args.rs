@@ -74,7 +74,7 @@ pub(crate) struct RunOptions {
 /// Show the object caches of a process, or of a saved report.
 #[derive(Args, Debug)]
 pub(crate) struct SlabinfoOptions {
-    /// A process id, or a file: a report written by --json, or /proc/slabinfo
+    /// The id of a process under `flagstone run`, or a file: a report in JSON, or /proc/slabinfo
     #[arg(value_name = "PID|FILE")]
     pub(crate) source: OsString,
 
@@ -83,7 +83,7 @@ pub(crate) struct SlabinfoOptions {
     pub(crate) layouts: bool,
 
     /// Order of the caches
-    #[arg(long, value_name = "KEY", value_enum, default_value_t = SortKey::Created)]
+    #[arg(long, value_name = "KEY", value_enum, default_value_t = SortKey::Listed)]
     pub(crate) sort: SortKey,
 
     /// Print JSON
@@ -91,11 +91,11 @@ pub(crate) struct SlabinfoOptions {
     pub(crate) json: bool,
 }
 
-/// What to sort caches by. All but `name` and `created` begin with the largest.
+/// What to sort caches by. All but `name` and `listed` begin with the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SortKey {
-    /// As the caches were created
-    Created,
+    /// As the source lists them
+    Listed,
     /// By name
     Name,
     /// By size of one object

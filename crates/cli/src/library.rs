@@ -9,20 +9,18 @@
 //! somebody else can replace is his to run code in our programs), if files in it may be executed, and if
 //! its path has no character that separates entries of `LD_PRELOAD`.
 
+use crate::private_folder;
 use anyhow::{Context, Result, bail};
 use rustix::fs::StatVfsMountFlags;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The shared library as built with this command.
-static BYTES: &[u8] = include_bytes!(env!("FLAGSTONE_LIBRARY"));
-
-/// The name of its file.
-const NAME: &str = concat!("libflagstone-", env!("FLAGSTONE_LIBRARY_HASH"), ".so");
+// BYTES: the shared library as built with this command; NAME: the name of its file.
+include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 /// Puts the library where the loader can find it.
 ///
@@ -63,7 +61,7 @@ fn folders(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Makes `folder` if it is not there, and checks that it can be trusted and used.
+/// Makes `folder` if it is not there, and checks that the loader can take a library from it.
 fn prepare(folder: &Path) -> Result<()> {
     if folder
         .as_os_str()
@@ -73,29 +71,7 @@ fn prepare(folder: &Path) -> Result<()> {
     {
         bail!("a space or colon in the path separates entries of LD_PRELOAD");
     }
-    let parent = folder.parent().unwrap_or(folder);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(parent)?;
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
-        _ => {}
-    }
-    let metadata = fs::symlink_metadata(folder)?;
-    let user = rustix::process::geteuid().as_raw();
-    if !metadata.is_dir() {
-        bail!("not a folder");
-    }
-    if metadata.uid() != user {
-        bail!("belongs to user {}, not to {user}", metadata.uid());
-    }
-    if metadata.mode() & 0o022 != 0 {
-        bail!(
-            "others may write to it (mode {:03o})",
-            metadata.mode() & 0o777
-        );
-    }
+    private_folder::prepare(folder)?;
     if rustix::fs::statvfs(folder)?
         .f_flag
         .contains(StatVfsMountFlags::NOEXEC)
@@ -233,28 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_may_write_to_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = folder.path().join("open");
-        fs::create_dir(&open).unwrap();
-        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-        let error = prepare(&open).unwrap_err().to_string();
-        assert!(error.contains("777"), "{error}");
-    }
-
-    #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         assert!(prepare(&folder.path().join("with space")).is_err());
         assert!(prepare(&folder.path().join("with:colon")).is_err());
-    }
-
-    #[test]
-    fn a_new_folder_is_private() {
-        let folder = tempfile::tempdir().unwrap();
-        let made = folder.path().join("cache/flagstone");
-        prepare(&made).unwrap();
-        assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, 0o700);
     }
 
     #[test]

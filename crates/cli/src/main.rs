@@ -14,7 +14,9 @@
 mod args;
 mod bench;
 mod library;
+mod live;
 mod manuals;
+mod private_folder;
 mod program;
 mod run;
 mod slabinfo;

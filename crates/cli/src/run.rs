@@ -4,7 +4,7 @@
 //! program's own. The report of `--stats` is written by the library when the program ends.
 
 use crate::args::RunOptions;
-use crate::{library, program};
+use crate::{library, live, program};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -73,6 +73,11 @@ fn start(options: &RunOptions) -> Result<std::convert::Infallible, Failure> {
     );
     if let Some(stats) = &options.stats {
         command.env("FLAGSTONE_STATS", stats_setting(stats)?);
+    }
+    if of_program("FLAGSTONE_LIVE").is_none()
+        && let Some(folder) = live::folder_for_programs()
+    {
+        command.env("FLAGSTONE_LIVE", folder);
     }
     let error = command.exec();
     Err(Failure {

@@ -28,7 +28,7 @@ pub(crate) fn slabinfo(options: &SlabinfoOptions) -> Result<()> {
 }
 
 fn slab_bytes(snapshot: &Snapshot, cache: &Cache) -> u64 {
-    cache.num_slabs * cache.pagesperslab * snapshot.page_bytes
+    cache.num_slabs * cache.pagesperslab * snapshot.page_size
 }
 
 /// What no user has; where objects in arrays are not told apart, they count as used.
@@ -43,7 +43,7 @@ fn free_bytes(snapshot: &Snapshot, cache: &Cache) -> u64 {
 fn sort(snapshot: &mut Snapshot, key: SortKey) {
     let mut caches = std::mem::take(&mut snapshot.caches);
     match key {
-        SortKey::Created => {}
+        SortKey::Listed => {}
         SortKey::Name => caches.sort_by(|a, b| a.name.cmp(&b.name)),
         SortKey::Size => caches.sort_by_key(|cache| Reverse(cache.objsize)),
         SortKey::Active => caches.sort_by_key(|cache| Reverse(cache.active_objs)),
@@ -139,7 +139,8 @@ mod tests {
             ..Cache::default()
         };
         Snapshot {
-            page_bytes: 4096,
+            page_size: 4096,
+            other: serde_json::Map::new(),
             caches: vec![
                 cache("size-64", 60, 64, 64, 1, Some(Layout::InObject)),
                 cache("size-1024", 1, 8, 1024, 2, Some(Layout::OffSlab)),
@@ -160,10 +161,7 @@ mod tests {
 
     #[test]
     fn each_key_puts_its_largest_first() {
-        assert_eq!(
-            names(SortKey::Created),
-            ["size-64", "size-1024", "size-512"]
-        );
+        assert_eq!(names(SortKey::Listed), ["size-64", "size-1024", "size-512"]);
         assert_eq!(names(SortKey::Name), ["size-1024", "size-512", "size-64"]);
         assert_eq!(names(SortKey::Size), ["size-1024", "size-512", "size-64"]);
         assert_eq!(names(SortKey::Active), ["size-64", "size-512", "size-1024"]);

@@ -1,13 +1,12 @@
 //! Where statistics come from: the boundary between `slabinfo` and whatever wrote them.
 //!
-//! Everything is turned into a [`Snapshot`]; the tables know nothing else. Two forms are read:
+//! Everything is turned into a [`Snapshot`]; the tables know nothing else. Three forms are read:
 //!
-//! - JSON, as `flagstone slabinfo --json` and `flagstone run --stats=FILE.json` write it: a [`Snapshot`];
+//! - JSON, as `flagstone run --stats=FILE.json` and `flagstone slabinfo --json` write it;
+//! - the same in the file that a process keeps up to date (see [`live`]);
 //! - the text of Linux's `/proc/slabinfo`, version 2.1 (which has no layouts).
-//!
-//! A live process is read through a file that its library keeps up to date, so that no right to trace
-//! the process is needed. [`read_process`] is the only place that knows of it.
 
+use crate::live::{self, LiveError};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -16,10 +15,12 @@ use std::path::{Path, PathBuf};
 /// The object caches of one process, or of one kernel, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
-    /// Bytes of a page in `pages_per_slab`.
-    pub(crate) page_bytes: u64,
-    /// In the order of their creation.
+    /// Bytes of a page in `pagesperslab`.
+    pub(crate) page_size: u64,
     pub(crate) caches: Vec<Cache>,
+    /// What else a report says: the process, sums over its heap, event counters. Passed on as it is.
+    #[serde(flatten)]
+    pub(crate) other: serde_json::Map<String, serde_json::Value>,
 }
 
 /// One object cache. The names are those of `/proc/slabinfo`.
@@ -84,8 +85,10 @@ pub(crate) enum StatsError {
     NoProcess(u32),
     #[error("process {0} does not run on Flagstone")]
     OtherMalloc(u32),
-    #[error("process {0} runs on Flagstone, but its library keeps no live statistics")]
+    #[error("process {0} runs on Flagstone, but keeps no live statistics (FLAGSTONE_LIVE)")]
     NotLive(u32),
+    #[error("{}: {error}", path.display())]
+    Live { path: PathBuf, error: LiveError },
     #[error("{}: {error}", path.display())]
     Unreadable { path: PathBuf, error: io::Error },
     #[error("{}: neither a JSON report nor the text of a slabinfo file, version 2.1", .0.display())]
@@ -105,12 +108,20 @@ pub(crate) enum StatsError {
 
 /// Reads the caches of a living process.
 pub(crate) fn read_process(pid: u32) -> Result<Snapshot, StatsError> {
-    let maps = PathBuf::from(format!("/proc/{pid}/maps"));
-    match fs::read_to_string(&maps) {
+    if !Path::new(&format!("/proc/{pid}")).exists() {
+        return Err(StatsError::NoProcess(pid));
+    }
+    if let Some(path) = live::file_of(pid) {
+        let text = live::read(&path, Some(pid)).map_err(|error| StatsError::Live {
+            path: path.clone(),
+            error,
+        })?;
+        return serde_json::from_str(&text).map_err(|error| StatsError::Json { path, error });
+    }
+    // Only to say why there is nothing to show; may not be readable for us.
+    match fs::read_to_string(format!("/proc/{pid}/maps")) {
         Ok(text) if text.contains("/libflagstone-") => Err(StatsError::NotLive(pid)),
-        Ok(_) => Err(StatsError::OtherMalloc(pid)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StatsError::NoProcess(pid)),
-        Err(error) => Err(StatsError::Unreadable { path: maps, error }),
+        _ => Err(StatsError::OtherMalloc(pid)),
     }
 }
 
@@ -141,8 +152,9 @@ pub(crate) fn read_file(path: &Path) -> Result<Snapshot, StatsError> {
         })
         .collect::<Result<_, _>>()?;
     Ok(Snapshot {
-        page_bytes: rustix::param::page_size() as u64,
+        page_size: rustix::param::page_size() as u64,
         caches,
+        other: serde_json::Map::new(),
     })
 }
 
@@ -234,7 +246,7 @@ mod tests {
         );
         fs::write(&path, "something else\n").unwrap();
         assert!(matches!(read_file(&path), Err(StatsError::UnknownForm(_))));
-        fs::write(&path, "{\"page_bytes\": 1}").unwrap();
+        fs::write(&path, "{\"page_size\": 1}").unwrap();
         assert!(read_file(&path).unwrap_err().to_string().contains("caches"));
     }
 

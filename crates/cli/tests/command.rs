@@ -58,6 +58,27 @@ fn a_slabinfo_file_is_sorted_and_turned_into_json() {
 }
 
 #[test]
+fn a_running_program_is_shown_by_its_process_id() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flagstone"))
+        .args(["run", "--", "sleep", "20"])
+        .env_remove("FLAGSTONE_LIVE")
+        .spawn()
+        .unwrap();
+    let pid = child.id().to_string();
+    let shown = (0..200).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let output = flagstone(&["slabinfo", &pid, "--json"]);
+        output.status.success().then_some(output)
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&shown.expect("statistics within 4 s"))).unwrap();
+    assert_eq!(json["pid"].to_string(), pid);
+    assert_eq!(json["program"], "sleep");
+}
+
+#[test]
 fn a_missing_source_of_statistics_is_named() {
     for (source, said) in [
         ("/no/such/file", "/no/such/file"),
