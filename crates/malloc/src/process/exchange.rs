@@ -10,7 +10,8 @@ use core::sync::atomic::Ordering;
 use flagstone_host::{ArrayParams, CpuCache, Push};
 use flagstone_types::{AllocError, CpuId};
 
-use super::arrays::{self, Header, Room};
+use super::arrays;
+use super::room::{Header, Room};
 use super::{ArrayForm, syscall};
 
 /// Looks at a held lock this often before another thread is let run.

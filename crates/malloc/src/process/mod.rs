@@ -1,11 +1,12 @@
 //! The process host: Flagstone's machine is an ordinary Linux process.
 //!
 //! ```text
-//!   fast            FAST and the restartable sections          what malloc and free run
+//!   fast                                                       what malloc and free run
 //!   restartable · exchange · transaction · plain               forms of per-CPU arrays
-//!   arrays          where arrays are, mode, stop and restart
-//!   reservation · boot                                         address space for frames, tables, own structures
-//!   grace · lock · counters · clock · cpu_number · entropy · log         small services
+//!   arrays · room                                              mode, stop and restart; where arrays are
+//!   reservation · touched · shrink · boot                      address space for frames, tables, own structures
+//!   grace · lock · counters · clock · cpu_number · entropy · log
+//!                                                              small services
 //!   topology · settings · startup · rseq_symbols · elf         what the process finds when it starts
 //!   syscall                                                    the kernel
 //! ```
@@ -29,11 +30,14 @@ mod log;
 mod plain;
 mod reservation;
 mod restartable;
+mod room;
 mod rseq_symbols;
 pub mod settings;
+mod shrink;
 mod startup;
 pub(crate) mod syscall;
 mod topology;
+mod touched;
 mod transaction;
 
 use core::alloc::Layout;
@@ -162,7 +166,7 @@ impl<F> ProcessWith<F> {
 
     /// Gives back unused reserved address space, so that an address-space limit of `limit` bytes leaves the program room.
     pub fn shrink_reservation(self, limit: usize) {
-        reservation::shrink(limit);
+        shrink::shrink(limit);
     }
 
     /// The tag of the frame that `address` is in, in any range; 0 if it has none.
@@ -184,7 +188,7 @@ impl<F> ProcessWith<F> {
     /// Takes every lock of the host, so that a fork finds them at rest; after all locks of the core.
     pub fn prepare_fork(self) {
         core::mem::forget(arrays::STOP.lock());
-        core::mem::forget(arrays::ARRAYS.lock());
+        core::mem::forget(room::ARRAYS.lock());
         core::mem::forget(reservation::MEMORY.lock());
         core::mem::forget(boot::BOOT.lock());
         core::mem::forget(grace::GRACE.lock());
@@ -200,7 +204,7 @@ impl<F> ProcessWith<F> {
             grace::GRACE.force_unlock();
             boot::BOOT.force_unlock();
             reservation::MEMORY.force_unlock();
-            arrays::ARRAYS.force_unlock();
+            room::ARRAYS.force_unlock();
             arrays::STOP.force_unlock();
         }
     }
@@ -317,15 +321,15 @@ impl<F: ArrayForm> Backing for ProcessWith<F> {
     }
 
     fn release(&self, frames: PfnRange) -> bool {
-        reservation::release(frames)
+        touched::release(frames)
     }
 
     fn take(&self, frames: PfnRange) -> bool {
-        reservation::take(frames)
+        touched::take(frames)
     }
 
     fn touched(&self, frames: PfnRange) -> usize {
-        reservation::touched(frames)
+        touched::touched(frames)
     }
 }
 

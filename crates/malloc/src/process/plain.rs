@@ -9,7 +9,8 @@ use flagstone_host::{ArrayParams, CpuCache, Push};
 use flagstone_types::{AllocError, CpuId};
 
 use super::ArrayForm;
-use super::arrays::{self, Header, Room};
+use super::arrays;
+use super::room::{Header, Room};
 
 /// Unprotected arrays; only for one thread.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@
 //! Range 0 is large enough for nearly every program; when it is used up, further ranges follow, each of one node.
 //! `used` and `ready` only grow (P6). Everything here is found by arithmetic from the frame number.
 
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
 use flagstone_host::classes::HostInner;
 use flagstone_host::{META_BYTES, MemRange};
@@ -17,20 +17,20 @@ use flagstone_types::{AllocError, Nid, Pfn, PfnRange, Zone};
 
 use super::fast::{FAST, TAG_SHIFT};
 use super::lock::Lock;
+use super::syscall;
 use super::topology::{self, MOST_NODES};
-use super::{arrays, syscall};
 
 /// A frame has `2^FRAME_SHIFT` bytes.
 pub(super) const FRAME_SHIFT: u32 = 16;
 /// The largest order of the page allocator.
 pub(super) const MAX_ORDER: u32 = 10;
-const FRAME: usize = 1 << FRAME_SHIFT;
+pub(super) const FRAME: usize = 1 << FRAME_SHIFT;
 /// Frames of a largest block.
-const BLOCK_FRAMES: usize = 1 << MAX_ORDER;
+pub(super) const BLOCK_FRAMES: usize = 1 << MAX_ORDER;
 /// Bytes of a largest block.
 const BLOCK: usize = BLOCK_FRAMES << FRAME_SHIFT;
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Bytes of an entry of the tag map.
 const TAG_BYTES: usize = 4;
 const MOST_RANGES: usize = 128;
@@ -45,10 +45,10 @@ const FIRST_FRAMES: usize = 16;
 
 /// A part of a range that belongs to one node and is used from below. In frames from its start.
 #[derive(Debug)]
-struct Slice {
-    used: AtomicUsize,
-    ready: AtomicUsize,
-    end: AtomicUsize,
+pub(super) struct Slice {
+    pub(super) used: AtomicUsize,
+    pub(super) ready: AtomicUsize,
+    pub(super) end: AtomicUsize,
 }
 
 impl Slice {
@@ -64,21 +64,21 @@ impl Slice {
 /// A reserved run of address space. Written under [`MEMORY`] before [`RANGES_IN_USE`] says that it is there; then only `end` of
 /// its slices shrinks and `used` and `ready` grow.
 #[derive(Debug)]
-struct Range {
+pub(super) struct Range {
     /// The first frame.
-    first: AtomicUsize,
+    pub(super) first: AtomicUsize,
     /// Frames, rounded up to whole largest blocks.
     span: AtomicUsize,
     /// Frames of a slice as a power of two; 63 if there is one slice.
-    slice_shift: AtomicU32,
+    pub(super) slice_shift: AtomicU32,
     nid: AtomicU16,
-    records: AtomicUsize,
+    pub(super) records: AtomicUsize,
     tags: AtomicUsize,
-    bits: AtomicUsize,
-    slice: Slice,
+    pub(super) bits: AtomicUsize,
+    pub(super) slice: Slice,
 }
 
-static RANGES: [Range; MOST_RANGES] = [const {
+pub(super) static RANGES: [Range; MOST_RANGES] = [const {
     Range {
         first: AtomicUsize::new(0),
         span: AtomicUsize::new(0),
@@ -90,25 +90,25 @@ static RANGES: [Range; MOST_RANGES] = [const {
         slice: Slice::new(),
     }
 }; MOST_RANGES];
-static RANGES_IN_USE: AtomicUsize = AtomicUsize::new(0);
+pub(super) static RANGES_IN_USE: AtomicUsize = AtomicUsize::new(0);
 /// The slices of range 0.
-static SLICES: [Slice; MOST_NODES] = [const { Slice::new() }; MOST_NODES];
+pub(super) static SLICES: [Slice; MOST_NODES] = [const { Slice::new() }; MOST_NODES];
 
 /// Held by whoever grows or shrinks.
 pub(super) static MEMORY: lock_api::Mutex<Lock<HostInner>, ()> = lock_api::Mutex::new(());
 
 /// Where a frame is.
-struct Place {
-    range: &'static Range,
+pub(super) struct Place {
+    pub(super) range: &'static Range,
     /// The frame's number within the range.
-    index: usize,
+    pub(super) index: usize,
     /// Its slice, and its number within that.
     slice: &'static Slice,
     within: usize,
 }
 
 #[inline]
-fn place(pfn: Pfn) -> Option<Place> {
+pub(super) fn place(pfn: Pfn) -> Option<Place> {
     let count = RANGES_IN_USE.load(Ordering::Acquire);
     RANGES[..count]
         .iter()
@@ -174,66 +174,13 @@ pub(super) fn tag_at(address: usize) -> u16 {
     (unsafe { (*tags.add(place.index)).load(Ordering::Relaxed) } >> TAG_SHIFT) as u16
 }
 
-fn covers(place: &Place, pages: usize) -> bool {
+pub(super) fn covers(place: &Place, pages: usize) -> bool {
     pages
         <= place
             .slice
             .used
             .load(Ordering::Acquire)
             .saturating_sub(place.within)
-}
-
-/// Calls `each` with the touched bits of the frames, a word and a mask at a time. `false` if not all the frames have memory.
-fn touched_words(frames: PfnRange, each: &mut dyn FnMut(&AtomicU64, u64)) -> bool {
-    let Some(place) = place(frames.start).filter(|p| covers(p, frames.pages)) else {
-        return false;
-    };
-    let bits = place.range.bits.load(Ordering::Relaxed) as *const AtomicU64;
-    let (mut at, end) = (place.index, place.index + frames.pages);
-    while at < end {
-        let stop = end.min((at | 63) + 1);
-        let mask = (!0u64 >> (64 - (stop - at))) << (at & 63);
-        // SAFETY: P6, the bits of frames below `ready` can be read and written.
-        each(unsafe { &*bits.add(at / 64) }, mask);
-        at = stop;
-    }
-    true
-}
-
-/// Marks frames as touched and returns whether all of them were known to be zero.
-pub(super) fn take(frames: PfnRange) -> bool {
-    let mut zero = true;
-    let known = touched_words(frames, &mut |word, mask| {
-        zero &= word.load(Ordering::Relaxed) & mask == 0;
-        if word.load(Ordering::Relaxed) & mask != mask {
-            word.fetch_or(mask, Ordering::Relaxed);
-        }
-    });
-    known && zero
-}
-
-/// How many of the frames may have contents.
-pub(super) fn touched(frames: PfnRange) -> usize {
-    let mut touched = 0;
-    touched_words(frames, &mut |word, mask| {
-        touched += (word.load(Ordering::Relaxed) & mask).count_ones() as usize;
-    });
-    touched
-}
-
-/// Gives the memory of frames back to the system. The caller owns them.
-pub(super) fn release(frames: PfnRange) -> bool {
-    if !place(frames.start).is_some_and(|p| covers(&p, frames.pages)) {
-        return false;
-    }
-    let (at, length) = (frames.start.0 << FRAME_SHIFT, frames.pages << FRAME_SHIFT);
-    // SAFETY: P6, these are frames of a range, and the caller owns them.
-    if unsafe { syscall::advise(at, length, libc::MADV_DONTNEED) }.is_err() {
-        return false;
-    }
-    touched_words(frames, &mut |word, mask| {
-        word.fetch_and(!mask, Ordering::Relaxed);
-    })
 }
 
 /// Checks that frames are committed, as they are from [`grow`] on.
@@ -504,86 +451,6 @@ fn is_apart(at: usize, bytes: usize) -> bool {
         let end = start + (range.span.load(Ordering::Relaxed) << FRAME_SHIFT);
         at + bytes.next_multiple_of(BLOCK) + BLOCK <= start || end + BLOCK <= at
     })
-}
-
-/// Every slice with its range and the frames before it in the range, from the last to the first.
-fn slices_backwards() -> impl Iterator<Item = (&'static Range, usize, &'static Slice)> {
-    let count = RANGES_IN_USE.load(Ordering::Relaxed);
-    let further = RANGES[..count]
-        .iter()
-        .skip(1)
-        .rev()
-        .map(|r| (r, 0, &r.slice));
-    let shift = RANGES[0].slice_shift.load(Ordering::Relaxed);
-    let own = SLICES.iter().enumerate().rev().map(move |(n, slice)| {
-        (
-            &RANGES[0],
-            if n == 0 {
-                0
-            } else {
-                n.checked_shl(shift).unwrap_or(0)
-            },
-            slice,
-        )
-    });
-    further.chain(own.take(if count == 0 { 0 } else { MOST_NODES }))
-}
-
-/// Gives back reserved address space so that the process can live with `limit` bytes of it: of what we do not use,
-/// at most half of the rest is kept.
-pub(super) fn shrink(limit: usize) {
-    let Some(in_use) = syscall::address_space_used() else {
-        return;
-    };
-    if in_use <= limit / 2 {
-        return;
-    }
-    arrays::shrink();
-    let _held = MEMORY.lock();
-    let idle = |slice: &Slice| {
-        slice
-            .end
-            .load(Ordering::Relaxed)
-            .saturating_sub(slice.used.load(Ordering::Relaxed))
-    };
-    let unused: usize = slices_backwards()
-        .map(|(_, _, slice)| idle(slice) << FRAME_SHIFT)
-        .sum();
-    let others = in_use.saturating_sub(unused);
-    let keep = limit.saturating_sub(others) / 2;
-    // The lowest slices are kept first, since they are the ones used first.
-    let mut excess = unused.saturating_sub(keep);
-    for (range, before, slice) in slices_backwards() {
-        let (used, end) = (
-            slice.used.load(Ordering::Relaxed),
-            slice.end.load(Ordering::Relaxed),
-        );
-        let cut = (excess.div_ceil(FRAME)).min(end.saturating_sub(used));
-        if cut == 0 {
-            continue;
-        }
-        let stop = end - cut;
-        let first = range.first.load(Ordering::Relaxed) + before;
-        slice.end.store(stop, Ordering::Relaxed);
-        let is_single = range.slice_shift.load(Ordering::Relaxed) == 63;
-        if core::ptr::eq(range, &raw const RANGES[0]) && is_single {
-            FAST.frames.store(stop, Ordering::Relaxed);
-        }
-        // SAFETY: P6, frames from `used` on are used by nobody, and `end` keeps them from being carved.
-        let _ = unsafe { syscall::unmap((first + stop) << FRAME_SHIFT, cut << FRAME_SHIFT) };
-        let ready = slice
-            .ready
-            .load(Ordering::Relaxed)
-            .max(stop.next_multiple_of(BLOCK_FRAMES));
-        if ready < end {
-            let records = range.records.load(Ordering::Relaxed);
-            let from = (records + (before + ready) * META_BYTES).next_multiple_of(PAGE);
-            let to = (records + (before + end) * META_BYTES) & !(PAGE - 1);
-            // SAFETY: P6, nobody reads records beyond `ready`, which can not grow beyond `end` in whole blocks.
-            let _ = unsafe { syscall::unmap(from, to.saturating_sub(from)) };
-        }
-        excess = excess.saturating_sub(cut << FRAME_SHIFT);
-    }
 }
 
 #[cfg(test)]

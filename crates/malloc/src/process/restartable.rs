@@ -9,7 +9,8 @@ use core::ptr::NonNull;
 use flagstone_host::{ArrayParams, CpuCache, Push};
 use flagstone_types::{AllocError, CpuId};
 
-use super::arrays::{self, Mode, Room};
+use super::arrays::{self, Mode};
+use super::room::Room;
 use super::{ArrayForm, exchange, fast};
 
 /// Arrays by restartable sequences, or under exchange locks.

@@ -192,3 +192,76 @@ fn sections_run_also_if_the_loader_was_started_as_a_program() {
     assert!(output.status.success(), "{errors}");
     assert_eq!(line(&errors), line(&text));
 }
+
+/// Makes the kernel refuse `membarrier` from now on, as a program that confines itself may.
+fn refuse_membarrier() -> bool {
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let statement = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    // The number of the call is the first word of what a filter sees.
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_membarrier as u32,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the filter outlives the calls, which copy it.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            ) == 0
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, which it confines"]
+fn confined() {
+    let host = Process::start();
+    let mut array = host
+        .new_array(ArrayParams {
+            capacity: 4,
+            link_offset: 0,
+        })
+        .unwrap();
+    (0..host.possible_cpus()).for_each(|cpu| array.set_limit(CpuId(cpu), 4));
+    drop(host.stop_arrays().unwrap());
+    // A filter is a thread's own: everything that follows is done by this one.
+    if !refuse_membarrier() || host.mode() == Mode::Exchange {
+        return;
+    }
+    assert!(host.stop_arrays().is_none());
+    let word = 0u64;
+    let object = NonNull::from(&word).cast::<u8>();
+    let _ = super::hammer::run_on(0);
+    // SAFETY: the object is ours.
+    let pushed = unsafe { array.push(object) };
+    assert_eq!(pushed, Push::Done, "nothing is stopped");
+    let mut drained = 0;
+    for cpu in 0..host.possible_cpus() {
+        host.drain_unshared(&mut array, CpuId(cpu), &mut |objects| {
+            drained += objects.len()
+        });
+    }
+    assert_eq!(drained, 1);
+}
+
+#[test]
+fn a_program_that_confines_itself_keeps_its_arrays() {
+    again("process::tests::confined", &[]);
+}

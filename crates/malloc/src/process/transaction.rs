@@ -23,7 +23,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use flagstone_host::{ArrayParams, CpuCache, Push};
 use flagstone_types::{AllocError, CpuId};
 
-use super::arrays::{self, Room};
+use super::arrays;
+use super::room::Room;
 use super::{ArrayForm, syscall};
 
 const BUSY: u64 = 1;

@@ -6,12 +6,15 @@ use std::vec::Vec;
 use flagstone_host::{ArrayParams, CpuCache, Cpus as _, Host, Push};
 
 use super::super::hammer::run_on;
+use super::super::room::MOST_SLOTS;
 use super::super::tests::ALONE;
 use super::super::{
     ArrayForm, ExchangeLock, Plain, Process, ProcessWith, Restartable, TransactionArray,
     TransactionList,
 };
 use super::*;
+use core::ptr::NonNull;
+use flagstone_types::AllocError;
 
 fn objects(n: usize) -> Vec<NonNull<u8>> {
     let words: &'static mut [[u64; 2]] = Vec::leak(std::vec![[0; 2]; n]);
