@@ -2,7 +2,7 @@
 
 use crate::{Frames, PageBlock, PageRun, ReleasePolicy};
 use core::cell::{Cell, RefCell};
-use flagstone_host::{Backing, Clock, MemRange, PhysMem};
+use flagstone_host::{Backing, Clock, MemRange, Mutex, PhysMem, classes};
 use flagstone_seeded::{Builder, Call, Fault, Machine, Rng, Task, TaskCtx, for_each_seed, task};
 use flagstone_types::{Gfp, Nanos, Nid, Order, Pfn, PfnRange, Zone};
 use std::collections::BTreeMap;
@@ -245,4 +245,48 @@ fn cpus_at_once_never_share_a_frame() {
 #[test]
 fn many_cpus_and_nodes_work_too() {
     for_each_seed(6, |seed| run::<12, 3>(seed, 64, 8, 24, 20 << 3));
+}
+
+#[test]
+fn a_fork_waits_for_everybody_and_holds_everything() {
+    for_each_seed(60, |seed| {
+        let machine = Builder::<12, 3>::new()
+            .seed(seed)
+            .cpus(3)
+            .nodes(2)
+            .zone(Nid(0), Zone::Normal, 160)
+            .unadded(Nid(1), Zone::Normal, 40)
+            .build();
+        let frames = Frames::new(&machine).unwrap();
+        let world = World {
+            machine: &machine,
+            frames,
+            owned: RefCell::default(),
+            to_add: RefCell::new(machine.unadded_ranges()),
+            failed: Cell::new(0),
+        };
+        let (world, gate) = (
+            &world,
+            &Mutex::<&Machine<12, 3>, classes::Fork, ()>::new(()),
+        );
+        let mut tasks: Vec<Task<'_>> = (0..3)
+            .map(|_| task(move |context| world.work(context, seed, 15)))
+            .collect();
+        tasks.push(task(move |context| world.keep_house(context, seed, 20)));
+        let free = move || [Nid(0), Nid(1)].map(|nid| world.frames.free_count(nid));
+        tasks.push(task(move |context| {
+            for _ in 0..4 {
+                let _gate = gate.lock();
+                world.frames.lock_for_fork();
+                let before = free();
+                (0..30).for_each(|_| context.step());
+                assert_eq!(before, free(), "nobody moves meanwhile");
+                // SAFETY: F2: this task took them.
+                unsafe { world.frames.unlock_after_fork() };
+                context.step();
+            }
+        }));
+        machine.run(tasks);
+        world.frames.validate().unwrap();
+    });
 }
