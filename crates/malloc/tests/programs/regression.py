@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 MODULES = """test_list test_dict test_set test_tuple test_bytes test_array test_deque test_heapq test_sort
 test_json test_re test_pickle test_struct test_memoryview test_zlib test_csv test_userdict test_generators
-test_ordered_dict test_collections""".split()
+test_collections""".split()
 
 # These look at the allocator or the clock and not at the module.
 LEFT_OUT = ("sizeof", "bigmem", "no_memory", "nomemory", "refleak")

@@ -14,7 +14,7 @@ import zlib
 
 def table(seed):
     numbers = random.Random(seed)
-    rows = [{"id": i, "name": f"row {numbers.randrange(10**6)}", "list": [numbers.random() for _ in range(20)]} for i in range(5000)]
+    rows = [{"id": i, "name": f"row {numbers.randrange(10**6)}", "list": [numbers.random() for _ in range(20)]} for i in range(3000)]
     text = json.dumps(rows)
     packed = zlib.compress(text.encode())
     assert json.loads(zlib.decompress(packed)) == rows
