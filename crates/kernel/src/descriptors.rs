@@ -1,0 +1,117 @@
+//! Descriptor tables: segments, stacks for interrupts (I1), gates.
+//!
+//! Each CPU has its own segments and task state in its area; the gates are the same for all.
+
+use core::alloc::Layout;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::kernel::Kernel;
+use crate::per_cpu::Area;
+use crate::trap::VECTORS;
+use flagstone_host::PageMap;
+use flagstone_types::AllocError;
+use x86_64::VirtAddr;
+use x86_64::instructions::tables::{lgdt, lidt, load_tss};
+use x86_64::registers::segmentation::{CS, DS, ES, SS, Segment};
+use x86_64::structures::DescriptorTablePointer;
+use x86_64::structures::gdt::{Descriptor, SegmentSelector};
+use x86_64::structures::tss::TaskStateSegment;
+
+/// Bytes of a stack of the interrupt stack table.
+const STACK: usize = 32 << 10;
+/// Stacks: for interrupts, for exceptions, for those that may come at any moment.
+const STACKS: usize = 3;
+/// Bytes of the boot pool that the stacks of one CPU need.
+pub(crate) const STACKS_BYTES: usize = STACK * STACKS;
+
+const CODE: u16 = 0x08;
+const TASK: u16 = 0x18;
+
+/// The descriptors of one CPU.
+#[derive(Debug)]
+#[repr(C, align(16))]
+pub(crate) struct Descriptors {
+    segments: [u64; 5],
+    task: TaskStateSegment,
+}
+
+impl Descriptors {
+    pub(crate) const fn new() -> Self {
+        Self {
+            // Code and data of 64 bits, then room for the task's two words.
+            segments: [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0, 0],
+            task: TaskStateSegment::new(),
+        }
+    }
+
+    /// Stacks and the task's descriptor. Called by the first CPU for each.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`].
+    pub(crate) fn make(&mut self) -> Result<(), AllocError> {
+        let layout =
+            Layout::from_size_align(STACK, 4096).map_err(|_| AllocError::InvalidArgument)?;
+        for n in 0..STACKS {
+            let end = Kernel.boot_alloc(layout)?.addr().get() + STACK;
+            self.task.interrupt_stack_table[n] = VirtAddr::new(end as u64);
+        }
+        // SAFETY: P1: the area, which the task state is in, stays where it is for ever.
+        let task = unsafe { Descriptor::tss_segment_unchecked(&raw const self.task) };
+        if let Descriptor::SystemSegment(low, high) = task {
+            self.segments[3] = low;
+            self.segments[4] = high;
+        }
+        Ok(())
+    }
+}
+
+/// The gates: two words each.
+static GATES: [AtomicU64; 2 * VECTORS] = [const { AtomicU64::new(0) }; 2 * VECTORS];
+
+/// Which stack of the table a vector enters on, from 1.
+const fn stack_of(vector: usize) -> u64 {
+    match vector {
+        2 | 8 | 18 => 3,
+        0..32 => 2,
+        _ => 1,
+    }
+}
+
+/// Fills the gates with the addresses of the entries. Called by the first CPU.
+pub(crate) fn make_gates(entries: &[u64; VECTORS]) {
+    /// Present, interrupt gate.
+    const KIND: u64 = 0x8e << 40;
+    for (vector, &entry) in entries.iter().enumerate() {
+        let low = entry & 0xffff
+            | u64::from(CODE) << 16
+            | stack_of(vector) << 32
+            | KIND
+            | (entry >> 16 & 0xffff) << 48;
+        GATES[2 * vector].store(low, Ordering::Relaxed);
+        GATES[2 * vector + 1].store(entry >> 32, Ordering::Relaxed);
+    }
+}
+
+/// Loads this CPU's tables.
+///
+/// # Safety
+/// Once on each CPU, with interrupts blocked; `area` is its area, whose descriptors were made, and the gates too.
+pub(crate) unsafe fn load(area: &'static Area) {
+    let descriptors = area.descriptors.get();
+    let pointer = |base: u64, bytes: usize| DescriptorTablePointer {
+        limit: bytes as u16 - 1,
+        base: VirtAddr::new(base),
+    };
+    // SAFETY: P1, P3: the tables live for ever and are this CPU's; the selectors name the segments of
+    // `Descriptors::new`; loading a task marks it busy in our own memory.
+    unsafe {
+        let segments = &raw const (*descriptors).segments;
+        lgdt(&pointer(segments as u64, size_of_val(&*segments)));
+        CS::set_reg(SegmentSelector(CODE));
+        for data in [SS::set_reg, DS::set_reg, ES::set_reg] {
+            data(SegmentSelector(0x10));
+        }
+        lidt(&pointer(GATES.as_ptr() as u64, size_of_val(&GATES)));
+        load_tss(SegmentSelector(TASK));
+    }
+}

@@ -1,0 +1,58 @@
+//! Flagstone on the bare machine: an image that boots under QEMU, brings up every CPU and works the allocators hard.
+//!
+//! ```text
+//!   start.s ─► startup ─► memory plan, areas of CPUs, clock ─► other CPUs (cpu_start.s ─► crew)
+//!                 │
+//!                 └─► trial: heap (frames, slab, GlobalAlloc) under load on every CPU, with timer interrupts that allocate ─► exit
+//!
+//!   Kernel answers the traits of the host:  memory   PageMap, PhysMem, Backing       array   CpuCache, stop and drain
+//!                                           lock     SpinLock by class               grace   quiescent states
+//!                                           services Cpus, Count, Entropy            clock, serial   Clock, Log
+//! ```
+//!
+//! The fast paths of the object caches are *sections* (`asm/section.s`): a few instructions that an interrupt sends back to their
+//! start, without a locked instruction and without blocking interrupts. `MODEL.md` has the invariants by number, and how the image
+//! is built.
+#![no_std]
+// In a process the unit tests run; nothing starts the machine there.
+#![cfg_attr(test, allow(dead_code))]
+
+extern crate alloc;
+
+mod apic;
+mod array;
+mod barrier;
+mod clock;
+mod crew;
+mod descriptors;
+mod direct;
+mod grace;
+mod heap;
+mod interrupts;
+mod kernel;
+mod lock;
+mod madt;
+mod memory;
+mod per_cpu;
+mod plan;
+mod section;
+mod serial;
+mod services;
+mod start_info;
+#[cfg(not(test))]
+mod startup;
+mod trap;
+mod trial;
+
+pub use array::{Array, Stopped};
+pub use grace::ReadGuard;
+pub use heap::Heap;
+pub use interrupts::IrqGuard;
+pub use kernel::Kernel;
+pub use lock::SpinLock;
+
+/// Reports a panic and ends the run as failed.
+pub fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
+    serial::last_line(format_args!("{info}"));
+    serial::exit(serial::Outcome::Failed);
+}

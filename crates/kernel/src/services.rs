@@ -1,0 +1,90 @@
+//! CPUs, counters and random bytes.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::clock;
+use crate::interrupts::IrqGuard;
+use crate::kernel::Kernel;
+use crate::per_cpu::Area;
+use flagstone_host::{Backtrace, Count, Cpus, Entropy, Event};
+use flagstone_types::{CpuId, Nid};
+
+impl Cpus for Kernel {
+    type IrqGuard<'a> = IrqGuard<'a>;
+
+    fn possible_cpus(&self) -> u32 {
+        Area::count()
+    }
+
+    fn is_online(&self, cpu: CpuId) -> bool {
+        Area::of(cpu).is_some_and(|area| area.online.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn current_cpu(&self) -> CpuId {
+        Area::current().id
+    }
+
+    #[inline]
+    fn nodes(&self) -> u32 {
+        1
+    }
+
+    #[inline]
+    fn node_of(&self, _cpu: CpuId) -> Nid {
+        Nid(0)
+    }
+
+    #[inline]
+    fn current_node(&self) -> Nid {
+        Nid(0)
+    }
+
+    fn distance(&self, _from: Nid, _to: Nid) -> u32 {
+        10
+    }
+
+    fn irq_guard(&self) -> IrqGuard<'_> {
+        IrqGuard::new()
+    }
+
+    fn relax(&self, _spins: u32) {
+        core::hint::spin_loop();
+    }
+}
+
+impl Count for Kernel {
+    #[inline]
+    fn count(&self, event: Event, n: u64) {
+        Area::count_event(event, n);
+    }
+
+    fn counted(&self, event: Event) -> u64 {
+        Area::all()
+            .map(|area| area.counts[event.index()].load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+/// Steps of the generator; each caller takes one.
+static STEPS: AtomicU64 = AtomicU64::new(0);
+
+impl Entropy for Kernel {
+    /// The CPU's generator where it has one, mixed with the time-stamp counter.
+    fn random(&self) -> u64 {
+        let step = STEPS.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let hardware = x86_64::instructions::random::RdRand::new()
+            .and_then(x86_64::instructions::random::RdRand::get_u64)
+            .unwrap_or(0);
+        mix(step ^ clock::ticks() ^ hardware)
+    }
+}
+
+/// Spreads every bit over all others.
+pub(crate) const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+impl Backtrace for Kernel {}

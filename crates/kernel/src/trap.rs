@@ -1,0 +1,103 @@
+//! What happens on an interrupt or exception.
+//!
+//! First of all a section that was interrupted goes back to its start (S2): nothing here may use an array before that.
+
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::per_cpu::Area;
+use crate::{apic, barrier, grace, section};
+
+/// Vectors that have entries.
+pub(crate) const VECTORS: usize = 48;
+/// The timer of the local APIC.
+pub(crate) const TIMER: u8 = 32;
+/// A barrier of another CPU.
+pub(crate) const BARRIER: u8 = 33;
+/// What the local APIC raises when an interrupt went away; it is not acknowledged.
+pub(crate) const SPURIOUS: u8 = 47;
+
+/// What the entry saved.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Frame {
+    /// R15 to R8, RDI, RSI, RBP, RBX, RDX, RCX, RAX.
+    registers: [u64; 15],
+    vector: u64,
+    error: u64,
+    rip: u64,
+    cs: u64,
+    flags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+/// Called by the timer interrupt with the number of this CPU's ticks.
+type Tick = fn(u64);
+static TICK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Sets what the timer interrupt calls; `None` for nothing. Interrupts that have begun may still call what was set before.
+pub(crate) fn on_tick(tick: Option<Tick>) {
+    TICK.store(
+        tick.map_or(core::ptr::null_mut(), |tick| tick as *mut ()),
+        Ordering::Release,
+    );
+}
+
+/// Every interrupt and exception.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn flagstone_trap(frame: &mut Frame) {
+    if frame.vector < 32 {
+        exception(frame);
+    }
+    let cpu = Area::current();
+    if let Some(start) = section::rewound(frame.rip) {
+        frame.rip = start;
+        cpu.rewinds.fetch_add(1, Ordering::Relaxed);
+    }
+    // IF is clear (I1), so these are not disturbed.
+    let depth = cpu.irq_depth.load(Ordering::Relaxed);
+    cpu.irq_depth.store(depth + 1, Ordering::Relaxed);
+    cpu.interrupts.store(1, Ordering::Relaxed);
+    grace::note(cpu);
+    match frame.vector as u8 {
+        TIMER => {
+            let ticks = cpu.ticks.load(Ordering::Relaxed) + 1;
+            cpu.ticks.store(ticks, Ordering::Relaxed);
+            apic::acknowledge();
+            tick(ticks);
+        }
+        BARRIER => {
+            apic::acknowledge();
+            barrier::pass(cpu);
+        }
+        SPURIOUS => {}
+        vector => panic!("unexpected interrupt {vector}"),
+    }
+    cpu.interrupts.store(0, Ordering::Relaxed);
+    cpu.irq_depth.store(depth, Ordering::Relaxed);
+}
+
+fn tick(ticks: u64) {
+    let tick = TICK.load(Ordering::Acquire);
+    if !tick.is_null() {
+        // SAFETY: only `on_tick` stores here, and it stores functions of this type.
+        let tick = unsafe { core::mem::transmute::<*mut (), Tick>(tick) };
+        tick(ticks);
+    }
+}
+
+#[cold]
+fn exception(frame: &Frame) -> ! {
+    let address = x86_64::registers::control::Cr2::read_raw();
+    panic!(
+        "exception {}, error {:#x}, at {:#x} (CR2 {address:#x}, RSP {:#x}, flags {:#x}, CS {:#x}, SS {:#x}, RAX {:#x})",
+        frame.vector,
+        frame.error,
+        frame.rip,
+        frame.rsp,
+        frame.flags,
+        frame.cs,
+        frame.ss,
+        frame.registers[14],
+    );
+}
