@@ -281,8 +281,10 @@ fn lock_bytes() -> impl Iterator<Item = &'static AtomicU8> {
 /// Whoever took a lock before arrays were stopped releases it soon; whoever takes it later sees the stop.
 fn wait_for_lock_holders() {
     for lock in lock_bytes() {
+        let mut round = 0;
         while lock.load(Ordering::SeqCst) != 0 {
-            syscall::yield_now();
+            syscall::wait_a_little(round);
+            round = round.saturating_add(1);
         }
     }
 }

@@ -16,6 +16,8 @@ use super::{ArrayForm, syscall};
 
 /// Looks at a held lock this often before another thread is let run.
 const SPINS: u32 = 64;
+/// Lets other threads run this often before the stack counts as empty or full.
+const ROUNDS: u32 = 100;
 
 /// An array under exchange locks.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +50,14 @@ struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Takes the lock of the current CPU's stack; `None` while arrays are stopped.
+    /// Takes the lock of the current CPU's stack; `None` while arrays are stopped, or if its holder does not let go.
     #[inline]
     fn take(room: &'a Room) -> Option<Self> {
         let header = room
             .header(arrays::current_cpu())
             .or_else(|| room.header(CpuId(0)))?;
-        if header.lock.swap(1, Ordering::SeqCst) != 0 {
-            Self::wait(header);
+        if header.lock.swap(1, Ordering::SeqCst) != 0 && !Self::wait(header) {
+            return None;
         }
         // Looked at after the lock was taken: whoever stops arrays then either finds the lock held or is seen here.
         if arrays::is_stopped() {
@@ -68,20 +70,23 @@ impl<'a> Held<'a> {
         })
     }
 
+    /// Waits for the lock, not for ever: the holder may be a thread that this one keeps from running. `false` if it was
+    /// not to be had.
     #[cold]
     #[inline(never)]
-    fn wait(header: &Header) {
-        loop {
+    fn wait(header: &Header) -> bool {
+        for round in 0..ROUNDS {
             for _ in 0..SPINS {
                 core::hint::spin_loop();
                 if header.lock.load(Ordering::Relaxed) == 0
                     && header.lock.swap(1, Ordering::SeqCst) == 0
                 {
-                    return;
+                    return true;
                 }
             }
-            syscall::yield_now();
+            syscall::wait_a_little(round);
         }
+        false
     }
 
     fn slots(&self) -> *mut *mut u8 {

@@ -205,13 +205,15 @@ pub(super) fn synchronize() {
     let head = unsafe { NonNull::new_unchecked(waiter.cast::<RcuHead>()) };
     // SAFETY: the waiter lives until its call, which the loop below waits for.
     unsafe { defer(head, note_done) };
+    let mut round = 0;
     loop {
         step_and_run(GRACE.lock());
         // SAFETY: the flag is atomic, and the waiter lives on.
         if unsafe { (*waiter).done.load(Ordering::Acquire) } {
             return;
         }
-        syscall::yield_now();
+        syscall::wait_a_little(round);
+        round = round.saturating_add(1);
     }
 }
 

@@ -230,8 +230,10 @@ fn start_once() {
         .compare_exchange(UNSTARTED, STARTING, Ordering::Acquire, Ordering::Acquire)
         .is_err()
     {
+        let mut round = 0;
         while STARTED.load(Ordering::Acquire) != READY {
-            syscall::yield_now();
+            syscall::wait_a_little(round);
+            round = round.saturating_add(1);
         }
         return;
     }

@@ -227,6 +227,26 @@ pub(crate) fn yield_now() {
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
+/// Waits a little for another thread; `round` counts the waits so far. A thread of high priority never makes room for one of
+/// low priority by yielding, so later rounds sleep.
+pub(crate) fn wait_a_little(round: u32) {
+    if round < 64 {
+        yield_now();
+        return;
+    }
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    // SAFETY: the kernel reads the structure, which outlives the call.
+    let _ = unsafe {
+        call(
+            libc::SYS_nanosleep,
+            [&raw const time as usize, 0, 0, 0, 0, 0],
+        )
+    };
+}
+
 /// What `membarrier` is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Barrier {
