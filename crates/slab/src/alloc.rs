@@ -221,9 +221,12 @@ impl<H: Host> Caches<H> {
         &rest[..rest.len() - moved]
     }
 
-    /// Grows the cache for a caller that found nothing. Fills the CPU's array from the new slab
-    /// before it is linked, so that the node's lock is held only to link; or, if that improvement is off, links it
+    /// Grows the cache for a caller that found nothing. Takes what the CPU's array is to get out of the new slab before it is linked,
+    /// so that the node's lock is held only to link; or, if that improvement is off, links it
     /// and lets the caller look again (`None`).
+    ///
+    /// Nothing gets into the array before the slab is linked: whoever popped it there could free it to a slab that is still being
+    /// written to without a lock (S5).
     fn grow_for(
         &self,
         cache: &Cache<H>,
@@ -232,38 +235,54 @@ impl<H: Host> Caches<H> {
     ) -> Result<Option<NonNull<u8>>, AllocError> {
         let (slab, at) = self.grow(cache, gfp, nid)?;
         let node = cache.node(at);
-        let mut object = None;
         let here = at == nid;
+        let mut buffer = [NonNull::dangling(); CHUNK];
         if here && !self.improvements.refill_first() {
             // SAFETY: the new slab is ours and of this node.
             unsafe { node.lock(cache, &self.frames).link(slab) };
             return Ok(None);
         }
-        let mut left = 1;
+        let mut want = 1;
         if here {
             let limit = cache.ready_limit(self.host(), self.host().current_cpu());
-            left += cache.batch_for(limit, self.policy.adaptive);
+            want += cache.batch_for(limit, self.policy.adaptive);
         }
-        let mut buffer = [NonNull::dangling(); CHUNK];
-        // SAFETY: the new slab is ours until it is linked (S5).
-        unsafe {
+        // SAFETY: the new slab is ours until it is linked (S5); its first object stays where it is.
+        let (first, run) = unsafe {
             let record = &mut *slab.as_ptr();
-            while left > 0 {
-                let n = record.take(cache, &mut buffer[..left.min(CHUNK)]);
-                if n == 0 {
-                    break;
-                }
-                left -= n;
-                let spare = self.stock_array(cache, &mut buffer[..n], &mut object);
-                if !spare.is_empty() {
-                    for &object in spare {
-                        // Can not fail: the object was just taken from this slab.
-                        let _ = record.give(cache, object);
-                    }
-                    break;
-                }
+            (record.objects, record.take_fresh(cache, want))
+        };
+        let n = if run == 0 {
+            let n = want.min(CHUNK);
+            // SAFETY: as above.
+            unsafe { (*slab.as_ptr()).take(cache, &mut buffer[..n]) }
+        } else {
+            0
+        };
+        // SAFETY: as above.
+        unsafe { node.lock(cache, &self.frames).link(slab) };
+        let mut object = None;
+        if run == 0 {
+            let spare = self.stock_array(cache, &mut buffer[..n], &mut object);
+            self.give_home(cache, spare);
+            return Ok(object);
+        }
+        let mut next = 0;
+        let mut full = false;
+        while next < run {
+            let chunk = &mut buffer[..CHUNK.min(run - next)];
+            for (i, slot) in chunk.iter_mut().enumerate() {
+                // SAFETY: objects `0..run` of the slab were taken above and are ours (S1).
+                *slot = unsafe { first.add((next + i) * cache.layout.size as usize) };
             }
-            node.lock(cache, &self.frames).link(slab);
+            next += chunk.len();
+            if full {
+                self.give_home(cache, chunk);
+            } else {
+                let spare = self.stock_array(cache, chunk, &mut object);
+                full = !spare.is_empty();
+                self.give_home(cache, spare);
+            }
         }
         Ok(object)
     }

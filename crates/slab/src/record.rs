@@ -146,6 +146,25 @@ impl<H: Host> Record<H> {
         n
     }
 
+    /// Takes up to `n` objects out of a slab whose index was never written, and returns how many: those with the lowest numbers. 0 if the
+    /// order of the index matters.
+    ///
+    /// # Safety
+    /// S5.
+    pub(crate) unsafe fn take_fresh(&mut self, cache: &Cache<H>, n: usize) -> usize {
+        let layout = &cache.layout;
+        if self.written != 0 {
+            return 0;
+        }
+        let n = n.min(layout.num as usize);
+        self.active = n as u32;
+        self.written = self.active;
+        if self.active == layout.num && layout.place == IndexPlace::InObject {
+            self.index = null_mut();
+        }
+        n
+    }
+
     /// Puts an object back.
     ///
     /// # Errors
