@@ -147,3 +147,40 @@ impl<H: Host> Locked<'_, H> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::tests::{frames, machine};
+    use core::sync::atomic::Ordering;
+    use flagstone_types::{MigrateType, Zone};
+
+    #[test]
+    fn a_reservation_that_ends_merges_with_its_neighbour() {
+        // Page blocks of 512 pages, largest blocks of 1024, and enough memory for one reservation.
+        let m = machine::<12, 10>(52 << 10);
+        let f = frames(&m);
+        let zone = &f.zones()[Zone::Normal.index()];
+        let pfn = zone.lock().take(1, MigrateType::Unmovable, true).unwrap();
+        assert_eq!(zone.block_type(pfn), MigrateType::HighAtomic);
+        assert_eq!(zone.high_atomic.load(Ordering::Relaxed), 512);
+        f.validate().unwrap();
+        zone.lock().free_block(pfn, 1);
+        f.validate().unwrap();
+        let largest = |f: &crate::Frames<_>| {
+            let zone: crate::ZoneReport = f.report().next().unwrap();
+            zone.free_blocks
+                .iter()
+                .map(|orders| orders[10])
+                .sum::<usize>()
+        };
+        assert_eq!(
+            largest(&f),
+            51,
+            "the reserved half of a largest block stays apart"
+        );
+        assert!(zone.lock().unreserve_high_atomic(MigrateType::Unmovable));
+        assert!(!zone.lock().unreserve_high_atomic(MigrateType::Unmovable));
+        f.validate().unwrap();
+        assert_eq!(largest(&f), 52);
+    }
+}
