@@ -141,3 +141,16 @@ fn a_part_of_a_block_can_go_back() {
     f.validate().unwrap();
     m.check_memory().unwrap();
 }
+
+#[test]
+fn what_a_run_did_not_take_of_its_block_was_idle() {
+    let m = machine::<16, 6>(64);
+    let f = frames(&m);
+    let block = f.alloc_pages(GFP, order(6), None).unwrap();
+    f.free_pages(block);
+    f.release_idle(at(1), &policy(0, 10));
+    let run = f.alloc_run(GFP, 33, None).unwrap();
+    f.free_run(run);
+    assert_eq!(f.release_idle(at(2), &policy(0, 10)).pages, 31);
+    f.validate().unwrap();
+}

@@ -213,3 +213,26 @@ fn an_aligned_run_is_not_made_of_unaligned_pieces() {
     f.free_run(run);
     f.free_run(first);
 }
+
+#[test]
+fn a_run_over_page_blocks_of_different_types_leaves_one_type_behind() {
+    let m = machine::<12, 10>(1 << 10);
+    let f = frames(&m);
+    let mut run = f.alloc_run(GFP, 512, None).unwrap();
+    let movable = f.alloc_pages(GFP | Gfp::MOVABLE, order(9), None).unwrap();
+    f.free_pages(movable);
+    assert_eq!(f.report().next().unwrap().page_blocks[..2], [1, 1]);
+    f.grow_run(&mut run, 512).unwrap();
+    f.free_run(run);
+    f.validate().unwrap();
+    assert_eq!(
+        f.report()
+            .next()
+            .unwrap()
+            .free_blocks
+            .iter()
+            .map(|o| o[10])
+            .sum::<usize>(),
+        1
+    );
+}
