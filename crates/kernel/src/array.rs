@@ -225,3 +225,38 @@ impl Host for Kernel {
         array.empty(cpu, take);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_taken_in_runs_and_given_back() {
+        let mut units = Units([0; UNITS / 64]);
+        assert_eq!(units.take(100), Some(0));
+        assert_eq!(units.take(3), Some(100));
+        assert_eq!(units.take(1), Some(103));
+        units.flip(100, 3);
+        assert_eq!(units.take(4), Some(104), "the gap is too small");
+        assert_eq!(units.take(2), Some(100));
+        assert_eq!(units.take(1), Some(102));
+    }
+
+    #[test]
+    fn units_run_out_as_a_value() {
+        let mut units = Units([0; UNITS / 64]);
+        assert_eq!(units.take(UNITS + 1), None);
+        assert_eq!(units.take(UNITS), Some(0));
+        assert_eq!(units.take(1), None);
+        units.flip(UNITS - 2, 2);
+        assert_eq!(units.take(3), None);
+        assert_eq!(units.take(2), Some(UNITS - 2));
+    }
+
+    #[test]
+    fn a_stack_has_room_for_its_header_and_slots() {
+        assert_eq!(Array::units(7), 1);
+        assert_eq!(Array::units(8), 2);
+        assert_eq!(Array::units(120), 16);
+    }
+}

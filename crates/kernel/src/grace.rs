@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::interrupts::IrqGuard;
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
 use crate::{barrier, interrupts};
@@ -110,7 +111,11 @@ fn draw() -> u64 {
 
 /// Whether every running CPU was quiet in `epoch`. The caller is in no read-side section.
 fn has_passed(epoch: u64) -> bool {
-    note(Area::current());
+    {
+        // An interrupt notes too (P3).
+        let _guard = IrqGuard::new();
+        note(Area::current());
+    }
     Area::current().quiet.load(Ordering::Acquire) >= epoch
         && Area::others().all(|area| area.quiet.load(Ordering::Acquire) >= epoch)
 }

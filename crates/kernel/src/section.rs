@@ -49,6 +49,24 @@ mod tests {
     use super::{Bounds, start_of};
 
     #[test]
+    fn sections_have_no_locked_instruction_and_block_no_interrupts() {
+        let code = include_str!("asm/section.s");
+        let names = code.lines().filter_map(|line| {
+            let code = line.split('#').next()?.trim();
+            code.split_whitespace().find(|word| !word.ends_with(':'))
+        });
+        let mut seen = 0;
+        for name in names.filter(|name| !name.starts_with('.')) {
+            seen += 1;
+            let forbidden = [
+                "lock", "xchg", "cmpxchg", "xadd", "cli", "sti", "call", "fence",
+            ];
+            assert!(!forbidden.iter().any(|f| name.contains(f)), "{name}");
+        }
+        assert!(seen > 40, "the code was read");
+    }
+
+    #[test]
     fn an_address_between_start_and_commit_goes_back_to_the_start() {
         let sections = [
             Bounds {

@@ -71,9 +71,9 @@ pub(crate) unsafe extern "C" fn flagstone_main(start_info: u32) -> ! {
 unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
     // SAFETY: M1: tables may be added to.
     let reach = unsafe { map_high_memory() };
-    // SAFETY: M1: all of physical memory below the reach is mapped; addresses beyond read as nothing.
     let read = |at: u64| {
         if at < reach {
+            // SAFETY: M1: physical memory below the reach is mapped, and so far nobody writes to what the firmware left.
             unsafe { direct::pointer(at).read_volatile() }
         } else {
             0

@@ -1,5 +1,5 @@
 //! Sections under interrupts and drains: tokens go in and out of one array on every CPU, while the first CPU drains all
-//! stacks again and again. No token may be handed out twice or get lost.
+//! stacks again and again, and timer interrupts use the array too. No token may be handed out twice or get lost.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -10,7 +10,7 @@ use crate::array::Array;
 use crate::crew;
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
-use flagstone_host::{ArrayParams, Clock, CpuCache, Host, Push};
+use flagstone_host::{ArrayParams, Clock, CpuCache, Cpus, Host, Push};
 use flagstone_types::CpuId;
 
 const CPUS: usize = 16;
@@ -18,7 +18,7 @@ const TOKENS_EACH: usize = 32;
 const TOKENS: usize = CPUS * TOKENS_EACH;
 /// More than a CPU begins with, less than all: a push can find a stack full.
 const CAPACITY: u32 = 40;
-const DRAINS: usize = 30;
+const DRAINS: usize = 100;
 const DRAIN_EACH: usize = 200;
 /// Pairs of a pop and a push in a row: most of a CPU's time is to be spent in sections.
 const BURST: usize = 50;
@@ -31,6 +31,10 @@ static SEEN: [AtomicU8; TOKENS] = [const { AtomicU8::new(0) }; TOKENS];
 static ARRAY: AtomicPtr<Array> = AtomicPtr::new(core::ptr::null_mut());
 static DONE: AtomicBool = AtomicBool::new(false);
 static DRAINED: AtomicU64 = AtomicU64::new(0);
+
+/// What the timer interrupts of each CPU hold.
+static IN_INTERRUPT: [[AtomicPtr<u8>; 2]; CPUS] =
+    [const { [const { AtomicPtr::new(core::ptr::null_mut()) }; 2] }; CPUS];
 
 fn array() -> &'static Array {
     // SAFETY: `run` stored an array that lives until the CPUs are done.
@@ -118,7 +122,7 @@ impl Hand {
             );
             // SAFETY: the token is ours.
             if unsafe { array().push(token) } != Push::Done {
-                // The arrays were stopped in between.
+                // The arrays were stopped, or an interrupt filled this one.
                 self.add(token);
                 return;
             }
@@ -136,6 +140,46 @@ impl Hand {
                 DRAINED.fetch_add(tokens.len() as u64, Ordering::Relaxed);
                 tokens.iter().for_each(|&t| self.add(t));
             });
+        }
+    }
+}
+
+/// In each timer interrupt: tokens out of the array, in the next one back, in another order.
+pub(super) fn tick() {
+    // SAFETY: as in `array`; the array goes only after every CPU has passed an interrupt that finds none.
+    let Some(array) = (unsafe { ARRAY.load(Ordering::Acquire).as_ref() }) else {
+        return;
+    };
+    let Some(hand) = IN_INTERRUPT.get(Area::current().id.index()) else {
+        return;
+    };
+    for slot in hand {
+        match NonNull::new(slot.load(Ordering::Relaxed)) {
+            None => {
+                if let Some(token) = array.pop() {
+                    took(token);
+                    slot.store(token.as_ptr(), Ordering::Relaxed);
+                }
+            }
+            Some(token) => {
+                gives(token);
+                // SAFETY: the token is ours.
+                match unsafe { array.push(token) } {
+                    Push::Done => slot.store(core::ptr::null_mut(), Ordering::Relaxed),
+                    Push::Full => took(token),
+                    Push::OnTop => panic!("a token that an interrupt holds is in its array"),
+                }
+            }
+        }
+    }
+}
+
+/// Puts down what the interrupts of a CPU hold, when they find no array any more.
+fn lay_down(cpu: usize) {
+    let _guard = Kernel.irq_guard();
+    for slot in IN_INTERRUPT.get(cpu).into_iter().flatten() {
+        if let Some(token) = NonNull::new(slot.swap(core::ptr::null_mut(), Ordering::Relaxed)) {
+            SEEN[number(token)].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -226,6 +270,8 @@ pub(super) fn run() {
     }
     ARRAY.store((&raw const array).cast_mut(), Ordering::Release);
     crew::run(work);
+    ARRAY.store(core::ptr::null_mut(), Ordering::Release);
+    crew::run(lay_down);
     let stopped = Kernel.stop_arrays().expect("this host stops arrays");
     for area in Area::all() {
         Kernel.drain(&stopped, &array, area.id, &mut |tokens| {
@@ -242,7 +288,6 @@ pub(super) fn run() {
     for (n, seen) in SEEN[..cpus * TOKENS_EACH].iter().enumerate() {
         assert_eq!(seen.load(Ordering::Relaxed), 1, "token {n}");
     }
-    ARRAY.store(core::ptr::null_mut(), Ordering::Release);
     super::say!(
         "sections: {} rewinds, {} tokens drained",
         rewinds(),

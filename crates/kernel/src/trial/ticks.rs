@@ -25,6 +25,7 @@ fn mark(object: NonNull<u8>) -> u64 {
 }
 
 fn tick(ticks: u64) {
+    super::sections::tick();
     let caches = super::caches();
     let kept = &KEPT_BY[Area::current().id.index()];
     let slot = &kept[ticks as usize % KEPT];
