@@ -56,12 +56,20 @@ impl<H: Host> Caches<H> {
 
     /// Empties the arrays of every CPU; returns how many slabs were released on the way.
     fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) -> usize {
+        let filled = |cpu: &u32| cache.array.len(CpuId(*cpu)) != 0;
+        let cpus = (0..self.host().possible_cpus()).filter(filled);
+        self.drain_cpus(stopped, cache, cpus)
+    }
+
+    fn drain_cpus(
+        &self,
+        stopped: &H::Stopped,
+        cache: &Cache<H>,
+        cpus: impl Iterator<Item = u32>,
+    ) -> usize {
         let host = self.host();
         let mut released = 0;
-        for cpu in 0..host.possible_cpus() {
-            if cache.array.len(CpuId(cpu)) == 0 {
-                continue;
-            }
+        for cpu in cpus {
             host.count(Event::SlabDrain, 1);
             host.drain(stopped, &cache.array, CpuId(cpu), &mut |objects| {
                 released += self.give_home(cache, objects);
@@ -270,7 +278,8 @@ impl<H: Host> Caches<H> {
         for cpu in 0..host.possible_cpus() {
             cache.array.set_limit(CpuId(cpu), 0);
         }
-        self.drain_stopped(&stopped, cache);
+        // The empty ones too: only a drain keeps a section that read the old limit from putting something in (host A5, A6).
+        self.drain_cpus(&stopped, cache, 0..host.possible_cpus());
         drop(stopped);
         self.drain_nodes(cache);
         true

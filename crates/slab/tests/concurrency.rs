@@ -8,7 +8,8 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use flagstone_host::{Cpus, Grace};
 use flagstone_seeded::{
-    ArrayForm, Builder, Call, Fault, Machine, Mutation, Rng, Task, TaskCtx, for_each_seed, task,
+    ArrayForm, Builder, Call, Fault, Machine, Mutation, Policy, Rng, Task, TaskCtx, for_each_seed,
+    task,
 };
 use flagstone_slab::{Cache, CacheHandle, CacheParams, Caches, Placement};
 use flagstone_types::{AllocError, CpuId, Gfp, Nid};
@@ -244,7 +245,6 @@ struct Plan {
     tasks: usize,
     rounds: usize,
     random: bool,
-    mutation: Option<Mutation>,
 }
 
 fn plan(rng: &Rng) -> Plan {
@@ -263,7 +263,6 @@ fn plan(rng: &Rng) -> Plan {
         },
         rounds: 50,
         random: rng.chance(40),
-        mutation: None,
     }
 }
 
@@ -296,16 +295,13 @@ fn run<const SHIFT: u32, const ORDER: u32>(
     plan: &Plan,
     rng: &Rng,
 ) -> Result<(), String> {
-    let mut builder = Builder::<SHIFT, ORDER>::new()
+    let machine = Builder::<SHIFT, ORDER>::new()
         .seed(seed)
         .cpus(plan.cpus)
         .nodes(plan.nodes)
         .memory((plan.pages >> (SHIFT - 12)).max(8 << (16 - SHIFT)))
-        .form(plan.form);
-    if let Some(mutation) = plan.mutation {
-        builder = builder.mutation(mutation);
-    }
-    let machine = builder.build();
+        .form(plan.form)
+        .build();
     let caches = ledger::boot(&machine, plan.flavour.policy());
     caches.improvements().set_random_freelist(plan.random);
     let before = ledger::used_pages(caches);
@@ -374,33 +370,90 @@ fn nothing_is_lost_or_doubled_under_any_schedule() {
     });
 }
 
-/// With broken arrays the same workload must fail soon.
-#[test]
-fn reading_the_count_before_the_stop_flag_is_found_through_the_caches() {
-    let seeds = Rng::new(7);
-    for n in 1..=400 {
-        let seed = seeds.bits();
-        let rng = Rng::new(!seed);
-        let plan = Plan {
-            form: ArrayForm::Restartable,
-            flavour: Flavour::Tiny,
-            cpus: 3,
-            nodes: 1,
-            tasks: 6,
-            mutation: Some(Mutation::StopReadAfterCount),
-            ..plan(&rng)
-        };
-        let quiet = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| {}));
-        let result = std::panic::catch_unwind(AssertUnwindSafe(|| run::<12, 6>(seed, &plan, &rng)));
-        std::panic::set_hook(quiet);
-        if !matches!(result, Ok(Ok(()))) {
-            ledger::bad_frees();
-            eprintln!("found after {n} seeds");
-            return;
-        }
+/// Allocates, frees and shrinks on arrays that are broken on purpose, or not. `Err` says what went wrong.
+fn drained_all_the_time(seed: u64, mutation: Option<Mutation>) -> Result<(), String> {
+    let rng = Rng::new(!seed);
+    let mut builder = Machine::builder().seed(seed).cpus(3);
+    if rng.chance(160) {
+        // Long stalls of single tasks are what a wrong order of reads needs.
+        let interval = rng.pick(&[4, 8, 15]);
+        builder = builder
+            .policy(Policy::Priorities { interval })
+            .preemption(8);
     }
-    panic!("not found");
+    if let Some(mutation) = mutation {
+        builder = builder.mutation(mutation);
+    }
+    let machine = builder.build();
+    let caches = ledger::boot(&machine, Flavour::Tiny.policy());
+    let handle = caches.create(&CacheParams::new("drained", 64, 64)).unwrap();
+    let ledger = Ledger::default();
+    let mut tasks: Vec<Task<'_>> = (0..3)
+        .map(|_| {
+            let (handle, ledger, rng) = (&handle, &ledger, Rng::new(rng.bits()));
+            task(move |_| {
+                let mut mine = Vec::new();
+                for _ in 0..100 {
+                    if mine.len() < 6 && rng.chance(140) {
+                        let object = caches.alloc(handle, Gfp::KERNEL).unwrap();
+                        mine.push(ledger.take_filled(object, 64, 64));
+                    } else if let Some(owned) = mine.pop() {
+                        // SAFETY: the task owns it.
+                        unsafe { caches.free(handle, ledger.give_checked(owned)) };
+                    }
+                }
+                for owned in mine {
+                    // SAFETY: the task owns it.
+                    unsafe { caches.free(handle, ledger.give_checked(owned)) };
+                }
+            })
+        })
+        .collect();
+    let drained = &handle;
+    tasks.push(task(move |_| {
+        for _ in 0..60 {
+            caches.drain_arrays(drained);
+        }
+    }));
+    machine.try_run(tasks).map_err(|f| f.to_string())?;
+    caches.validate()?;
+    caches.shrink(&handle);
+    match caches.objects_out(&handle) {
+        0 => Ok(()),
+        lost => Err(format!("{lost} objects are lost")),
+    }
+}
+
+#[test]
+fn what_is_drained_all_the_time_loses_nothing() {
+    for_each_seed(150, |seed| {
+        if let Err(problem) = drained_all_the_time(seed, None) {
+            panic!("{problem}");
+        }
+    });
+}
+
+/// Whether broken arrays are found through the caches, and after how many seeds.
+fn is_found(mutation: Mutation) {
+    let seeds = Rng::new(7);
+    let quiet = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let found = (1..=600).find(|_| {
+        let seed = seeds.bits();
+        let run = AssertUnwindSafe(|| drained_all_the_time(seed, Some(mutation)));
+        !matches!(std::panic::catch_unwind(run), Ok(Ok(())))
+    });
+    std::panic::set_hook(quiet);
+    ledger::bad_frees();
+    let after = found.unwrap_or_else(|| panic!("{mutation:?} was not found"));
+    eprintln!("{mutation:?} was found after {after} seeds");
+}
+
+#[test]
+fn broken_sections_are_found_through_the_caches() {
+    is_found(Mutation::StopReadAfterCount);
+    is_found(Mutation::NoRestart);
+    is_found(Mutation::NoRestartAtStop);
 }
 
 /// While arrays are off, every object is seen by the slow paths: none waits in an array, however late a CPU read the old limit.
@@ -447,7 +500,8 @@ fn arrays_that_are_off_stay_empty() {
             for _ in 0..4 {
                 assert!(caches.set_arrays(handle, false));
                 for _ in 0..4 {
-                    assert_eq!(caches.info(handle).cached_objects, 0);
+                    let info = caches.info(handle);
+                    assert_eq!(info.cached_objects, 0, "{info} {form:?} {flavour:?}");
                     ctx.yield_now();
                 }
                 assert!(caches.set_arrays(handle, true));
