@@ -46,7 +46,7 @@ unsafe impl<H: Host> Sync for Frames<H> {}
 unsafe impl<H: Host> Send for Frames<H> {}
 
 impl<H: Host> Frames<H> {
-    /// An allocator for the memory that `host` has at start ([`flagstone_host::PhysMem::boot_ranges`]). Watermarks are automatic
+    /// An allocator for the memory that `host` has at start ([`flagstone_host::PageMap::boot_ranges`]). Watermarks are automatic
     /// until [`Frames::set_min_free`].
     ///
     /// # Errors
