@@ -44,6 +44,8 @@ mod startup;
 mod trap;
 mod trial;
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 pub use array::{Array, Stopped};
 pub use grace::ReadGuard;
 pub use heap::Heap;
@@ -51,8 +53,16 @@ pub use interrupts::IrqGuard;
 pub use kernel::Kernel;
 pub use lock::SpinLock;
 
-/// Reports a panic and ends the run as failed.
+/// Reports a panic and ends the run as failed. Of CPUs that panic together, or a panic that panics, the first is reported.
 pub fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
-    serial::last_line(format_args!("{info}"));
+    static PANICKED: AtomicBool = AtomicBool::new(false);
+    if PANICKED.swap(true, Ordering::Relaxed) {
+        // The first one ends the run; if it can not, this one does.
+        for _ in 0..1_u32 << 26 {
+            core::hint::spin_loop();
+        }
+    } else {
+        serial::last_line(format_args!("{info}"));
+    }
     serial::exit(serial::Outcome::Failed);
 }

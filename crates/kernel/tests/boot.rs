@@ -107,6 +107,7 @@ impl Run {
             assert!(text.lines().any(|l| l == line), "no line {line:?}:\n{text}");
         }
         for trial in [
+            "registers",
             "sections",
             "churn",
             "handoff",

@@ -11,6 +11,7 @@ mod exhaustion;
 mod grace;
 mod handoff;
 mod lifecycle;
+mod registers;
 mod sections;
 mod ticks;
 
@@ -45,7 +46,8 @@ pub(crate) fn run() {
 
     set_timers(TIMER_PERIOD);
     ticks::begin();
-    let trials: [(&str, fn()); 8] = [
+    let trials: [(&str, fn()); 9] = [
+        ("registers", registers::run),
         ("sections", sections::run),
         ("churn", churn::run),
         ("handoff", handoff::run),
