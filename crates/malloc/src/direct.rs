@@ -223,7 +223,8 @@ pub(crate) unsafe fn resize(address: usize, size: usize) -> Result<NonNull<u8>, 
 /// # Safety
 /// The caller owns the memory; both are multiples of the system's page size.
 pub(crate) unsafe fn adopt(from: usize, length: usize, size: usize) -> Result<NonNull<u8>, AllocError> {
-    let to = allocate(size, PAGE)?;
+    // First a mapping of the same length, so that what comes out is one mapping to the kernel and can grow.
+    let to = allocate(length, PAGE)?;
     let address = to.as_ptr() as usize;
     // SAFETY: the target is a mapping of ours that nobody uses yet; the source is the caller's.
     if unsafe { syscall::move_pages(from, length, address) }.is_err() {
@@ -231,7 +232,18 @@ pub(crate) unsafe fn adopt(from: usize, length: usize, size: usize) -> Result<No
         unsafe { free(address) };
         return Err(AllocError::OutOfMemory);
     }
-    Ok(to)
+    // SAFETY: the mapping is ours.
+    unsafe { resize(address, size) }.or_else(|error| {
+        // SAFETY: both places are ours; what came from there goes back.
+        unsafe {
+            let back = syscall::move_pages(address, length, from);
+            if back.is_err() {
+                core::ptr::copy_nonoverlapping(to.as_ptr(), from as *mut u8, length);
+            }
+            free(address);
+        }
+        Err(error)
+    })
 }
 
 /// How many mappings there are, and their bytes.

@@ -88,7 +88,12 @@ fn allocate_large(
     {
         return Ok(got);
     }
-    direct::allocate(size, direct::ALIGN).map(|at| (at, true))
+    match direct::allocate(size, direct::ALIGN) {
+        Ok(at) => Ok((at, true)),
+        // Where address space is limited, the range reserved for frames may have more of it than is left outside.
+        Err(_) if size > LARGEST_RUN => large::allocate(caches, size),
+        Err(error) => Err(error),
+    }
 }
 
 fn or_null(result: Result<NonNull<u8>, AllocError>) -> *mut u8 {
@@ -183,10 +188,8 @@ fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
     match caches.find(object) {
         Ok(Found::Object(cache)) => Ok(Kind::Object(cache)),
         Ok(Found::Large(frames)) => Ok(Kind::Run(frames)),
-        Err(FreeError::Foreign) => {
-            direct::find(object.as_ptr().addr()).map(Kind::Direct).ok_or(FreeError::Foreign)
-        }
-        Err(error) => Err(error),
+        // A mapping may lie where a range gave address space back.
+        Err(error) => direct::find(object.as_ptr().addr()).map(Kind::Direct).ok_or(error),
     }
 }
 
@@ -247,11 +250,12 @@ pub unsafe fn reallocate(object: NonNull<u8>, size: usize) -> *mut u8 {
             }
             Kind::Run(frames) => reallocate_run(object, frames, size),
             Kind::Direct(mapping) => {
-                if size > LARGEST_RUN / 2 {
-                    or_null(direct::resize(mapping.address, size))
-                } else {
-                    move_to(object, mapping.length, size)
+                if size > LARGEST_RUN / 2
+                    && let Ok(to) = direct::resize(mapping.address, size)
+                {
+                    return to.as_ptr();
                 }
+                move_to(object, mapping.length, size)
             }
         }
     }

@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use flagstone_frames::{Frames, Reclaimer};
+use flagstone_host::PageMap;
 use flagstone_types::{Gfp, Nid, Order};
 
 use crate::heap;
@@ -40,7 +41,13 @@ impl Reclaimer<Process> for Growth {
             }
         }
         // A block is aligned to its own size, wherever the frames begin.
-        let need = if order.get() == 0 { 1 } else { 2 * order.pages() };
+        let largest = 1 << Process::MAX_ORDER;
+        let need = match order.pages() {
+            1 => 1,
+            // Beyond the largest order whole largest blocks are put together.
+            pages if pages > largest => pages + largest,
+            pages => 2 * pages,
+        };
         let mut pages = (have / 8).clamp(LEAST, MOST).max(need).next_multiple_of(LEAST);
         let host = frames.host();
         loop {

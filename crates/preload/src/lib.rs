@@ -49,3 +49,14 @@ static AT_EXIT: extern "C" fn() = {
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     flagstone_malloc::fatal(format_args!("{info}"))
 }
+
+// The prebuilt `core` names a personality in its unwind tables, which nothing here ever unwinds by. Hidden, since a program may have
+// a real one.
+#[cfg(panic = "abort")]
+core::arch::global_asm!(
+    ".pushsection .text.rust_eh_personality, \"ax\", @progbits",
+    ".globl rust_eh_personality",
+    ".hidden rust_eh_personality",
+    "rust_eh_personality: ud2",
+    ".popsection",
+);
