@@ -222,7 +222,7 @@ pub(crate) struct LockedNode<'a, H: Host> {
     cache: &'a Cache<H>,
     frames: &'a Frames<H>,
     pub(crate) lists: MutexGuard<'a, H, classes::SlabNode, Lists<H>>,
-    /// Objects and list moves handled under the lock.
+    /// Objects handled, list moves and decisions made under the lock.
     pub(crate) steps: u64,
 }
 
@@ -386,7 +386,8 @@ impl<H: Host> LockedNode<'_, H> {
                 ListId::Full => lists.full.remove(slab),
                 _ => lists.partial.remove(slab),
             }
-            self.steps += 1;
+            // A list move and, where that is decided at each object, whether to release the slab.
+            self.steps += 1 + u64::from(is_free && !release_once);
             if !is_free {
                 lists.partial.push(slab, ListId::Partial);
             } else if !release_once && lists.free_objects > lists.free_limit {
@@ -404,6 +405,7 @@ impl<H: Host> LockedNode<'_, H> {
     /// Takes free slabs off their list until no more than the limit of objects are free.
     pub(crate) fn release_surplus(&mut self, doomed: &mut Doomed<H>) {
         let limit = self.lists.free_limit;
+        self.steps += 1;
         while self.lists.free_objects > limit && self.release_one(doomed) {}
     }
 
