@@ -70,6 +70,15 @@ pub struct Array {
 #[derive(Debug)]
 pub struct Stopped(());
 
+impl Stopped {
+    /// Stops the arrays without a barrier: for this CPU's stacks only, and where no section of it is under way, as in an interrupt that
+    /// has sent one back.
+    pub(crate) fn in_interrupt() -> Self {
+        flagstone_stopped.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
 impl Drop for Stopped {
     fn drop(&mut self) {
         flagstone_stopped.fetch_sub(1, Ordering::SeqCst);

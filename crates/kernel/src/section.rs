@@ -36,6 +36,14 @@ pub(crate) fn rewound(rip: u64) -> Option<u64> {
     start_of(unsafe { &flagstone_sections }, rip)
 }
 
+/// Whether `rip` is in a section, at its start or at its end.
+pub(crate) fn touches(rip: u64) -> bool {
+    // SAFETY: a constant table of the assembly.
+    unsafe { &flagstone_sections }
+        .iter()
+        .any(|s| s.start <= rip && rip <= s.end)
+}
+
 #[inline]
 fn start_of(sections: &[Bounds], rip: u64) -> Option<u64> {
     sections

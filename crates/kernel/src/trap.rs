@@ -9,6 +9,10 @@ use crate::{apic, barrier, grace, section};
 
 /// Vectors that have entries.
 pub(crate) const VECTORS: usize = 48;
+/// The debug trap after each instruction, where one is stepped through.
+const STEP: u64 = 1;
+/// The flag that asks for it.
+const TRAP_FLAG: u64 = 1 << 8;
 /// The timer of the local APIC.
 pub(crate) const TIMER: u8 = 32;
 /// A barrier of another CPU.
@@ -43,11 +47,24 @@ pub(crate) fn on_tick(tick: Option<Tick>) {
     );
 }
 
+/// Called after each instruction with whether it touched a section. What it returns is run as if an interrupt had come there, and
+/// stepping ends.
+type Step = fn(bool) -> Option<fn()>;
+static STEPPER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Sets what the debug trap calls; `None` makes it an exception like others.
+pub(crate) fn on_step(step: Option<Step>) {
+    STEPPER.store(
+        step.map_or(core::ptr::null_mut(), |step| step as *mut ()),
+        Ordering::Release,
+    );
+}
+
 /// Every interrupt and exception.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn flagstone_trap(frame: &mut Frame) {
     if frame.vector < 32 {
-        exception(frame);
+        return step(frame);
     }
     let cpu = Area::current();
     if let Some(start) = section::rewound(frame.rip) {
@@ -83,6 +100,22 @@ fn tick(ticks: u64) {
         // SAFETY: only `on_tick` stores here, and it stores functions of this type.
         let tick = unsafe { core::mem::transmute::<*mut (), Tick>(tick) };
         tick(ticks);
+    }
+}
+
+/// A debug trap that was asked for, or else an exception.
+#[cold]
+fn step(frame: &mut Frame) {
+    let stepper = STEPPER.load(Ordering::Acquire);
+    if frame.vector != STEP || stepper.is_null() {
+        exception(frame);
+    }
+    // SAFETY: only `on_step` stores here, and it stores functions of this type.
+    let stepper = unsafe { core::mem::transmute::<*mut (), Step>(stepper) };
+    if let Some(interrupt) = stepper(section::touches(frame.rip)) {
+        frame.flags &= !TRAP_FLAG;
+        frame.rip = section::rewound(frame.rip).unwrap_or(frame.rip);
+        interrupt();
     }
 }
 

@@ -108,6 +108,7 @@ impl Run {
         }
         for trial in [
             "registers",
+            "stepping",
             "sections",
             "churn",
             "handoff",

@@ -13,6 +13,7 @@ mod handoff;
 mod lifecycle;
 mod registers;
 mod sections;
+mod stepping;
 mod ticks;
 
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -46,8 +47,9 @@ pub(crate) fn run() {
 
     set_timers(TIMER_PERIOD);
     ticks::begin();
-    let trials: [(&str, fn()); 9] = [
+    let trials: [(&str, fn()); 10] = [
         ("registers", registers::run),
+        ("stepping", stepping::run),
         ("sections", sections::run),
         ("churn", churn::run),
         ("handoff", handoff::run),
