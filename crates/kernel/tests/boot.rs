@@ -123,6 +123,7 @@ impl Run {
                 "{trial}:\n{text}"
             );
         }
+        assert!(self.number("stepping: ") > 100, "{text}");
         assert!(self.number("ticks: ") > 100, "{text}");
         assert!(
             self.number("rewinds: ") > 0,
