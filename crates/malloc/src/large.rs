@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use flagstone_frames::{PageKind, PageRun};
 use flagstone_host::{PageMap, PhysMem};
 use flagstone_slab::Caches;
-use flagstone_types::{AllocError, Gfp, PfnRange};
+use flagstone_types::{AllocError, Gfp, Order, PfnRange};
 
 use crate::process::Process;
 
@@ -37,19 +37,10 @@ pub(crate) fn allocate_aligned(
     size: usize,
     align: usize,
 ) -> Result<NonNull<u8>, AllocError> {
-    // A run begins like the block that it is cut from, which is aligned to its own size.
+    let order = Order::covering(align / FRAME).ok_or(AllocError::TooLarge)?;
     let pages = size.div_ceil(FRAME).max(1);
-    let wanted = pages.max(align / FRAME);
-    let frames = caches.frames();
-    let mut run = frames.alloc_run(Gfp::KERNEL | Gfp::NOWARN, wanted, None)?;
-    if run.start().0 % (align / FRAME) != 0 {
-        frames.free_run(run);
-        return Err(AllocError::OutOfMemory);
-    }
-    if pages < wanted {
-        frames.shrink_run(&mut run, pages)?;
-    }
-    own(caches, run)
+    let flags = Gfp::KERNEL | Gfp::NOWARN;
+    own(caches, caches.frames().alloc_run_aligned(flags, pages, order, None)?)
 }
 
 fn own(caches: &Caches<Process>, run: PageRun) -> Result<NonNull<u8>, AllocError> {

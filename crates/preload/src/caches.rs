@@ -10,13 +10,13 @@ use flagstone_slab::{Cache, CacheHandle, CacheParams};
 use flagstone_types::{AllocError, Gfp};
 
 /// An object cache.
-#[repr(C)]
 #[derive(Debug)]
 pub struct FlagstoneCache {
-    opaque: [u8; 0],
+    // Known by its address only; without a representation of C's the header declares it and no more.
+    _opaque: (),
 }
 
-/// Runs once on every object of a new slab.
+/// Runs once on every object when its memory is first used for a cache.
 pub type FlagstoneConstructor = Option<unsafe extern "C" fn(object: *mut c_void)>;
 
 fn fail(error: AllocError) {

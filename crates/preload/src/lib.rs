@@ -12,6 +12,10 @@
 //! | `vfork.rs` | `vfork`: per-CPU arrays are stopped while a child shares the memory |
 //! | `caches.rs` | object caches: `flagstone.h` |
 #![cfg_attr(panic = "abort", no_std)]
+#![allow(
+    unreachable_pub,
+    reason = "what is exported is reached by its symbol, not by a path"
+)]
 
 mod caches;
 mod cxx;
@@ -33,6 +37,18 @@ pub static FLAGSTONE_VERSION: [u8; VERSION.len()] = {
 };
 
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// Runs when the library is loaded: a program that never allocates may still register fork handlers, and ours have to be there before
+/// them, so that theirs can allocate.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        // Without memory the first allocation says so.
+        let _ = flagstone_malloc::heap::heap();
+    }
+    at_load
+};
 
 /// Runs when the process ends in the ordinary way.
 #[used]
