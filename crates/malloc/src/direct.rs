@@ -167,6 +167,13 @@ pub(crate) fn find(address: usize) -> Option<Mapping> {
     Some(table.places()[at])
 }
 
+/// How far into a mapping `address` is, if it is in one. Looks at all of them: for messages.
+pub(crate) fn offset_in(address: usize) -> Option<usize> {
+    let mut table = TABLE.lock();
+    let inside = |m: &&mut Mapping| m.address != 0 && address.wrapping_sub(m.address) < m.length;
+    table.places().iter_mut().find(inside).map(|m| address - m.address)
+}
+
 /// Frees the mapping at `address`; `false` if there is none.
 ///
 /// # Safety
@@ -279,6 +286,7 @@ mod tests {
             let mapping = find(at.as_ptr() as usize).unwrap();
             assert!(mapping.length >= size && mapping.length < size + PAGE);
             assert_eq!(find(at.as_ptr() as usize + 1), None);
+            assert_eq!(offset_in(at.as_ptr() as usize + mapping.length - 1), Some(mapping.length - 1));
             // SAFETY: ours, and large enough.
             unsafe { at.write(7) };
         }

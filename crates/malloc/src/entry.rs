@@ -189,7 +189,11 @@ fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
         Ok(Found::Object(cache)) => Ok(Kind::Object(cache)),
         Ok(Found::Large(frames)) => Ok(Kind::Run(frames)),
         // A mapping may lie where a range gave address space back.
-        Err(error) => direct::find(object.as_ptr().addr()).map(Kind::Direct).ok_or(error),
+        Err(error) => match direct::find(object.as_ptr().addr()) {
+            Some(mapping) => Ok(Kind::Direct(mapping)),
+            None => Err(direct::offset_in(object.as_ptr().addr())
+                .map_or(error, |offset| FreeError::Interior { offset })),
+        },
     }
 }
 

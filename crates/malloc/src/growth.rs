@@ -54,6 +54,9 @@ impl Reclaimer<Process> for Growth {
             match host.grow(nid, pages) {
                 Ok(range) => {
                     let pages = range.frames.pages;
+                    if let Some(caches) = heap::caches() {
+                        crate::report::publish_soon(caches);
+                    }
                     return match frames.add_memory(range) {
                         Ok(()) => pages,
                         Err(_) => 0,

@@ -139,7 +139,7 @@ fn arrays(size: usize) -> ArrayTuning {
 }
 
 /// What a process chooses. A slab is at least a frame of 64 KiB; larger ones where little is wasted that way.
-const POLICY: Policy = Policy {
+pub const POLICY: Policy = Policy {
     layout: LayoutPolicy { min_order: 0, max_order: 3, cache_line: 64 },
     arrays,
     alien_limit: 32,

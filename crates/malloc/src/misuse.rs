@@ -24,7 +24,6 @@ fn stop(object: NonNull<u8>, error: FreeError, cache: Option<&str>) -> ! {
     let host = Process::start();
     let what = match error {
         FreeError::AlreadyFree => "double free",
-        FreeError::Foreign | FreeError::NotAllocated => "invalid pointer",
         _ => "invalid free",
     };
     match cache {

@@ -358,11 +358,7 @@ fn close(fd: i32) {
 }
 
 fn open_live() {
-    let Some(Ok(dir)) = Process::start().settings().live().map(core::str::from_utf8) else { return };
-    let mut path = Path([0; 1100], 0);
-    if dir.is_empty() || write!(path, "{dir}/{}", pid()).is_err() {
-        return;
-    }
+    let Some(path) = live_path() else { return };
     let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) else { return };
     let rights = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     // SAFETY: a new file and a new shared mapping of it harm nobody.
@@ -396,6 +392,21 @@ pub(crate) fn publish(caches: &Caches<Process>, now: Nanos) {
     write_live(caches, live);
 }
 
+/// Rewrites the live text although it was written lately: the heap has grown.
+pub(crate) fn publish_soon(caches: &Caches<Process>) {
+    if !LIVE.load(Ordering::Relaxed).is_null() {
+        LIVE_NEXT.store(0, Ordering::Relaxed);
+        publish(caches, caches.host().now());
+    }
+}
+
+/// The path of this process's live file.
+fn live_path() -> Option<Path> {
+    let dir = core::str::from_utf8(Process::start().settings().live()?).ok()?;
+    let mut path = Path([0; 1100], 0);
+    (!dir.is_empty() && write!(path, "{dir}/{}", pid()).is_ok()).then_some(path)
+}
+
 fn write_live(caches: &Caches<Process>, live: *mut LiveHeader) {
     // SAFETY: the mapping stays as long as the process; only whoever advanced LIVE_NEXT writes.
     let header = unsafe { &*live };
@@ -418,8 +429,11 @@ fn write_live(caches: &Caches<Process>, live: *mut LiveHeader) {
 pub fn at_exit() {
     let Some(caches) = caches() else { return };
     let live = LIVE.load(Ordering::Acquire);
-    if !live.is_null() {
-        write_live(caches, live);
+    if !live.is_null()
+        && let Some(path) = live_path()
+    {
+        // SAFETY: the path ends with a 0; the file is ours, and the mapping of it stays.
+        let _ = unsafe { syscall::call(libc::SYS_unlink, [path.0.as_ptr() as usize, 0, 0, 0, 0, 0]) };
     }
     let Some(Ok(to)) = caches.host().settings().stats().map(core::str::from_utf8) else { return };
     let mut is_json = to == "json" || to.ends_with(".json");

@@ -1,4 +1,5 @@
-//! Limits of address space that the program lowers: the heap's reservation counts against them, so it is made smaller first.
+//! Limits of address space that the program lowers or asks to be measured by: the heap's reservation counts against them, so it is
+//! made smaller first.
 
 use core::ffi::{c_int, c_uint};
 
@@ -73,4 +74,22 @@ pub unsafe extern "C" fn prlimit64(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { prlimit(pid, resource, new, old) }
+}
+
+/// `mlockall`: where there is a limit of locked memory, all address space counts against it.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours.
+    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0
+        && limit.rlim_cur != libc::RLIM_INFINITY
+        && let Some(host) = Process::get()
+    {
+        host.shrink_reservation(limit.rlim_cur as usize);
+    }
+    // SAFETY: locking memory changes no contents.
+    unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int }
 }
