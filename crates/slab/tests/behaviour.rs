@@ -538,7 +538,7 @@ fn a_double_free_of_what_is_on_top_is_reported() {
             FreeError::AlreadyFree,
             "twice".to_owned(),
         );
-        assert_eq!(bad_frees(), [entry.clone()], "{form:?}");
+        assert_eq!(bad_frees(), std::slice::from_ref(&entry), "{form:?}");
         // The same on top of an alien cache.
         let object = alloc(caches, &handle);
         machine.set_cpu(CpuId(1));

@@ -301,7 +301,7 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
                 match caches.alloc_bulk(&self.made[at].handle, Gfp::KERNEL, &mut into) {
                     Ok(objects) => {
                         assert_eq!(objects.len(), n);
-                        for object in objects.to_vec() {
+                        for object in objects.iter().copied() {
                             self.came(at, object, false);
                         }
                     }

@@ -32,11 +32,11 @@ const BOOT_BYTES: usize = 256 << 10;
 
 /// What a board is.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind {
-    pub cpus: u32,
-    pub nodes: u32,
+pub(crate) struct Kind {
+    pub(crate) cpus: u32,
+    pub(crate) nodes: u32,
     /// Whether sections read the count before they read whether arrays are stopped.
-    pub count_first: bool,
+    pub(crate) count_first: bool,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ type Deferred = (usize, unsafe fn(NonNull<RcuHead>));
 
 /// The machine.
 #[derive(Debug)]
-pub struct Board {
+pub(crate) struct Board {
     kind: Kind,
     memory: NonNull<u8>,
     meta: NonNull<u8>,
@@ -128,7 +128,7 @@ impl Drop for Board {
 }
 
 /// Runs `f` on a board with caches, and takes everything down again.
-pub fn on_board(kind: Kind, f: impl FnOnce(&'static Caches<&'static Board>)) {
+pub(crate) fn on_board(kind: Kind, f: impl FnOnce(&'static Caches<&'static Board>)) {
     let board = Box::into_raw(Box::new(Board::new(kind)));
     // SAFETY: M3: the board lives until the end of this function, after everything that refers to it.
     let host: &'static Board = unsafe { &*board };
@@ -286,7 +286,7 @@ impl Count for &'static Board {
 }
 
 #[derive(Debug)]
-pub struct ReadGuard(&'static Board);
+pub(crate) struct ReadGuard(&'static Board);
 
 impl Drop for ReadGuard {
     fn drop(&mut self) {
@@ -342,7 +342,7 @@ impl Grace for &'static Board {
 
 /// A lock that is taken by an exchange.
 #[derive(Debug)]
-pub struct RawLock<C>(AtomicBool, PhantomData<fn() -> C>);
+pub(crate) struct RawLock<C>(AtomicBool, PhantomData<fn() -> C>);
 
 // SAFETY: L1: the exchange lets one holder in.
 unsafe impl<C: LockClass> lock_api::RawMutex for RawLock<C> {
@@ -371,7 +371,7 @@ impl flagstone_host::Machine for &'static Board {
 
 /// The arrays of one cache.
 #[derive(Debug)]
-pub struct Array {
+pub(crate) struct Array {
     board: &'static Board,
     stacks: Arc<Stacks>,
 }
@@ -388,7 +388,7 @@ impl Drop for Array {
 
 /// Proof that arrays are stopped.
 #[derive(Debug)]
-pub struct Stopped(&'static Board);
+pub(crate) struct Stopped(&'static Board);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
@@ -399,6 +399,16 @@ impl Drop for Stopped {
 const ROUNDS: u32 = 4;
 
 impl Array {
+    /// Claims the stack of `cpu` by one exchange and hands out what was in it (A9).
+    fn empty(&self, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
+        let stack = &self.stacks.stacks[cpu.index()];
+        let claimed = stack.count.swap(0, SeqCst) as usize;
+        let objects: Vec<_> = stack.slots[..claimed].iter().map(object).collect();
+        for piece in objects.chunks(2) {
+            take(piece);
+        }
+    }
+
     /// Runs `body` on the current CPU's stack with its count, under its lock; `refused` if arrays are stopped or the lock is not to be had.
     fn section<R>(&self, refused: R, body: impl FnOnce(&Stack, u32) -> R) -> R {
         let stack = &self.stacks.stacks[self.board.current_cpu().index()];
@@ -535,23 +545,10 @@ impl Host for &'static Board {
     }
 
     fn drain(&self, _: &Stopped, array: &Array, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
-        let stack = &array.stacks.stacks[cpu.index()];
-        let claimed = stack.count.swap(0, SeqCst) as usize;
-        let objects: Vec<_> = stack.slots[..claimed].iter().map(object).collect();
-        for piece in objects.chunks(2) {
-            take(piece);
-        }
+        array.empty(cpu, take);
     }
 
     fn drain_unshared(&self, array: &mut Array, cpu: CpuId, take: &mut dyn FnMut(&[NonNull<u8>])) {
-        self.drain(&Stopped(self).forgotten(), array, cpu, take);
-    }
-}
-
-impl Stopped {
-    /// A proof for an array that nobody else has: it counts for the drop that follows.
-    fn forgotten(self) -> Self {
-        self.0.stopped.fetch_add(1, SeqCst);
-        self
+        array.empty(cpu, take);
     }
 }
