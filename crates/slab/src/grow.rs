@@ -129,7 +129,8 @@ impl<H: Host> Caches<H> {
         }
         // The class that gives the memory may grow for it, and computes its own sequence first; should
         // that come back here, `begin` refuses and an order is computed on the fly.
-        match self.kmalloc(bytes, (gfp - Gfp::ZERO) | Gfp::NOWARN) {
+        let flags = (gfp - NOT_FOR_PAGES - Gfp::DMA) | Gfp::NOWARN;
+        match self.kmalloc(bytes, flags) {
             // SAFETY: `bytes` are room for `num` entries, kept until the cache is dismantled.
             Ok(memory) => unsafe {
                 cache.sequence.publish(

@@ -8,6 +8,7 @@ use flagstone_types::{AllocError, FreeError, Gfp, PfnRange};
 
 use crate::cache::Cache;
 use crate::caches::Caches;
+use crate::kmalloc_sets::{KmallocSet, SetTable};
 use crate::record::Record;
 
 /// One class.
@@ -44,6 +45,7 @@ kernel_classes!(
 pub(crate) struct Kmalloc<H: Host> {
     classes: &'static [KmallocClass],
     caches: NonNull<Option<NonNull<Cache<H>>>>,
+    pub(crate) sets: SetTable<H>,
 }
 
 impl<H: Host> Kmalloc<H> {
@@ -57,6 +59,7 @@ impl<H: Host> Kmalloc<H> {
         Ok(Self {
             classes,
             caches: host.boot_alloc(layout)?.cast(),
+            sets: SetTable::new(host, classes.len())?,
         })
     }
 
@@ -75,9 +78,27 @@ impl<H: Host> Kmalloc<H> {
         unsafe { self.caches.add(class).read().map(|c| &*c.as_ptr()) }
     }
 
-    /// The smallest ready class for so many bytes.
+    /// The smallest class for so many bytes, if it is ready.
     pub(crate) fn cache_for(&self, bytes: usize) -> Option<&Cache<H>> {
-        self.cache(self.classes.partition_point(|c| c.size < bytes))
+        self.cache(self.class_for(bytes))
+    }
+
+    fn class_for(&self, bytes: usize) -> usize {
+        self.classes.partition_point(|c| c.size < bytes)
+    }
+
+    /// The cache for a request that asks for a set of its own; `None` where whole pages serve it.
+    fn cache_of_set(&self, set: KmallocSet, bytes: usize) -> Option<&Cache<H>> {
+        let class = self.class_for(bytes);
+        let cache = self.sets.cache(set, class);
+        match set {
+            KmallocSet::Dma => cache,
+            KmallocSet::Reclaimable => cache.or_else(|| self.cache(class)),
+        }
+    }
+
+    pub(crate) const fn classes(&self) -> &'static [KmallocClass] {
+        self.classes
     }
 }
 
@@ -94,7 +115,8 @@ impl<H: Host> Caches<H> {
         self.kmalloc.cache(class)
     }
 
-    /// Memory of at least `size` bytes, aligned to a word, and to its own size where that is a power of two (up to a page).
+    /// Memory of at least `size` bytes, aligned to a word, and to its own size where that is a power of two (up to a page). With [`Gfp::DMA`] or
+    /// [`Gfp::RECLAIMABLE`] from the set of classes for that ([`Caches::make_kmalloc_set`]); where there is none, whole pages serve DMA requests.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`]; [`AllocError::InvalidArgument`] for zero bytes.
@@ -102,7 +124,11 @@ impl<H: Host> Caches<H> {
         if size == 0 {
             return Err(AllocError::InvalidArgument);
         }
-        match self.kmalloc.cache_for(size) {
+        let cache = match KmallocSet::of(gfp) {
+            None => self.kmalloc.cache_for(size),
+            Some(set) => self.kmalloc.cache_of_set(set, size),
+        };
+        match cache {
             Some(cache) => self.alloc(cache, gfp),
             None => self.kmalloc_large(size, gfp),
         }

@@ -86,7 +86,8 @@ pub struct Policy {
     /// Whether a cache's limits grow with use and shrink when idle.
     pub adaptive: bool,
     /// Told of a freed pointer that is no allocated object. May not return
-    /// (a process aborts); if it does, the pointer is dropped.
+    /// (a process aborts); if it does, the pointer is dropped. Called with a node's lock held where the slab noticed it, so it
+    /// may neither allocate nor free.
     pub bad_free: fn(&BadFree<'_>),
 }
 

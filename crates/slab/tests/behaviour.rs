@@ -6,10 +6,10 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use flagstone_frames::PageKind;
 use flagstone_host::{Count, Event, Grace, PageMap};
-use flagstone_seeded::{ArrayForm, Machine, Policy as Schedule, Rng, task};
+use flagstone_seeded::{ArrayForm, Call, Fault, Machine, Policy as Schedule, Rng, task};
 use flagstone_slab::layout::IndexPlace;
 use flagstone_slab::{
-    ArrayTuning, Cache, CacheParams, Caches, ObjectCache, Policy, SlabInfo, UserCopy,
+    ArrayTuning, Cache, CacheParams, Caches, KmallocSet, ObjectCache, Policy, SlabInfo, UserCopy,
 };
 use flagstone_types::{AllocError, CpuId, FreeError, Gfp, Nanos, Nid};
 use ledger::{Flavour, Ledger, bad_frees, is_zero};
@@ -930,4 +930,54 @@ fn dma_objects_come_from_the_dma_zone() {
     assert_eq!(zone(object), flagstone_types::Zone::Normal);
     let object = caches.kmalloc(20_000, Gfp::KERNEL | Gfp::DMA).unwrap();
     assert_eq!(zone(object), flagstone_types::Zone::Dma);
+}
+
+#[test]
+fn kmalloc_has_sets_of_classes_for_devices_and_for_shrinkers() {
+    let machine = Machine::builder()
+        .cpus(1)
+        .zone(Nid(0), flagstone_types::Zone::Dma, 128)
+        .zone(Nid(0), flagstone_types::Zone::Normal, 128)
+        .build();
+    let caches = ledger::boot(&machine, Flavour::Linux.policy());
+    let page = |gfp: Gfp| {
+        let object = caches.kmalloc(100, gfp).unwrap();
+        let (_, page) = caches
+            .frames()
+            .page_of_address(object.as_ptr().addr())
+            .unwrap();
+        let found = (page.zone(), page.migrate_type(), page.kind());
+        assert!(caches.ksize(object).unwrap() >= 100);
+        // SAFETY: the test owns it.
+        unsafe { caches.kfree(object) };
+        found
+    };
+    use flagstone_types::{MigrateType, Zone};
+    let ordinary = (Zone::Normal, MigrateType::Unmovable, PageKind::Slab);
+    let (dma, reclaimable) = (Gfp::KERNEL | Gfp::DMA, Gfp::KERNEL | Gfp::RECLAIMABLE);
+    assert_eq!(page(Gfp::KERNEL), ordinary);
+    assert_eq!(page(reclaimable), ordinary);
+    assert_eq!(page(dma).0, Zone::Dma);
+    assert_eq!(page(dma).2, PageKind::Large);
+    for set in [KmallocSet::Dma, KmallocSet::Reclaimable] {
+        machine.inject(Call::NewArray, Fault::Nth(3));
+        assert_eq!(caches.make_kmalloc_set(set), Err(AllocError::OutOfMemory));
+        caches.make_kmalloc_set(set).unwrap();
+        caches.make_kmalloc_set(set).unwrap();
+    }
+    let mut names = Vec::new();
+    caches.slabinfo(|info| names.push(info.name().to_owned()));
+    assert_eq!(names.len(), 3 * flagstone_slab::KERNEL_CLASSES.len() + 1);
+    assert!(names.contains(&"dma-kmalloc-192".to_owned()));
+    assert!(names.contains(&"kmalloc-rcl-8".to_owned()));
+    assert_eq!(page(Gfp::KERNEL), ordinary);
+    assert_eq!(
+        page(dma | Gfp::RECLAIMABLE),
+        (Zone::Dma, MigrateType::Unmovable, PageKind::Slab)
+    );
+    assert_eq!(
+        page(reclaimable),
+        (Zone::Normal, MigrateType::Reclaimable, PageKind::Slab)
+    );
+    ledger::validate(caches);
 }
