@@ -1,0 +1,133 @@
+//! The stages of the growth path on eight simulated CPUs: how often the lock of a node is taken, how much is done under it,
+//! how often somebody has to wait for it.
+//!
+//! A simulated machine has the kernel's pages of 4 KiB and the published arrays, and any number of CPUs. A step is a call
+//! to the host or a part of one. Nothing depends on the machine that this runs on; another seed is another schedule.
+
+use crate::caches::PUBLISHED;
+use crate::{Error, Print, SHORT_SIZES, Scale, stages};
+use core::cell::Cell;
+use flagstone_frames::Frames;
+use flagstone_host::{LockClass, classes};
+use flagstone_seeded::{Machine, Policy as Schedule, Task, TaskCtx, task};
+use flagstone_slab::{CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy};
+use flagstone_types::Gfp;
+
+/// The stages that differ by a switch.
+pub(crate) const SUBJECTS: &[&str] = &["before", "+colour", "+refill", "+look", "+release"];
+
+const CPUS: usize = 8;
+/// Objects on each CPU at most; a simulated machine's memory is memory of this process.
+const OBJECTS: usize = 500;
+/// Steps between two switches of the schedule, on average.
+const CALM: u32 = 8;
+
+/// `steps/SIZE/locks|steps|waits` of node locks, and `…/all-locks` of all, per 1,000 operations.
+pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
+    let objects = scale.count.min(OBJECTS);
+    for &size in SHORT_SIZES {
+        let pages = (2 * CPUS * objects * size) / 4096 + 1024;
+        let machine = Machine::builder()
+            .seed(scale.seed)
+            .cpus(CPUS)
+            .memory(pages.next_multiple_of(64))
+            .policy(Schedule::Uniform { mean: CALM })
+            .preemption(0)
+            .build();
+        let layout = LayoutPolicy {
+            min_order: 0,
+            max_order: 1,
+            cache_line: 64,
+        };
+        let policy = Policy {
+            layout,
+            ..PUBLISHED
+        };
+        let refused = Error::memory("caches of a simulated machine");
+        let frames = Frames::new(&machine).map_err(&refused)?;
+        let caches = Caches::boot(frames, policy, KERNEL_CLASSES).map_err(&refused)?;
+        stages::switch(caches.improvements(), subject);
+        let mut params = CacheParams::new("steps", size, 0);
+        params.flags.no_merge = true;
+        let cache = caches.create(&params).map_err(&refused)?;
+        machine.reset_lock_stats();
+
+        let allocated = Cell::new(0);
+        let failed = Cell::new(None);
+        let tasks: Vec<Task<'_>> = (0..CPUS)
+            .map(|_| {
+                task(|ctx: &TaskCtx<'_>| {
+                    let mut mine = Vec::with_capacity(objects);
+                    for _ in 0..objects {
+                        match caches.alloc(&cache, Gfp::KERNEL) {
+                            Ok(object) => mine.push(object),
+                            Err(error) => failed.set(Some(error)),
+                        }
+                    }
+                    allocated.set(allocated.get() + 1);
+                    while allocated.get() < CPUS {
+                        ctx.yield_now();
+                    }
+                    for object in mine {
+                        // SAFETY: B2.
+                        unsafe { caches.free(&cache, object) };
+                    }
+                })
+            })
+            .collect();
+        machine.run(tasks);
+        if let Some(error) = failed.get() {
+            return Err(refused(error));
+        }
+
+        let per_thousand = |n: u64| n as f64 * 1000.0 / (2 * CPUS * objects) as f64;
+        let stats = machine.lock_stats();
+        let (mut node, mut all) = ([0; 3], 0);
+        for stat in &stats {
+            all += stat.acquisitions;
+            if stat.rank == classes::SlabNode::RANK {
+                node = [stat.acquisitions, stat.steps, stat.contended];
+            }
+        }
+        for (what, n) in ["locks", "steps", "waits"].into_iter().zip(node) {
+            print(format!("steps/{size}/{what}"), per_thousand(n));
+        }
+        print(format!("steps/{size}/all-locks"), per_thousand(all));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn counted(subject: &str) -> BTreeMap<String, f64> {
+        let scale = Scale {
+            count: 200,
+            ..Scale::DEFAULT
+        };
+        let mut metrics = BTreeMap::new();
+        count(subject, &scale, &mut |metric, value| {
+            metrics.insert(metric, value);
+        })
+        .unwrap();
+        metrics
+    }
+
+    #[test]
+    fn a_seed_counts_the_same_again() {
+        assert_eq!(counted("before"), counted("before"));
+    }
+
+    #[test]
+    fn the_improvements_together_take_fewer_locks_and_do_less_under_them() {
+        let (before, after) = (counted("before"), counted("+release"));
+        for size in SHORT_SIZES {
+            for what in ["locks", "steps"] {
+                let metric = format!("steps/{size}/{what}");
+                assert!(after[&metric] < before[&metric], "{metric}");
+            }
+        }
+    }
+}
