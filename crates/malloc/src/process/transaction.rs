@@ -42,16 +42,17 @@ const HEADER_WORDS: usize = 2;
 #[inline(always)]
 unsafe fn exchange_both(at: *mut AtomicU64, old: [u64; 2], new: [u64; 2]) -> bool {
     let done: u8;
-    // SAFETY: the caller's; rbx, which the compiler keeps for itself, is restored.
+    // SAFETY: the caller's; rbx, which the compiler keeps for itself, is restored. No operand may be left to the compiler's
+    // choice: it may choose rbx.
     unsafe {
         asm!(
-            "xchg {first}, rbx",
-            "lock cmpxchg16b [{at}]",
-            "sete {done}",
-            "mov rbx, {first}",
-            first = inout(reg) new[0] => _,
-            done = out(reg_byte) done,
-            at = in(reg) at,
+            "xchg rsi, rbx",
+            "lock cmpxchg16b [rdi]",
+            "sete r8b",
+            "mov rbx, rsi",
+            inout("rsi") new[0] => _,
+            out("r8b") done,
+            in("rdi") at,
             inout("rax") old[0] => _,
             inout("rdx") old[1] => _,
             in("rcx") new[1],
