@@ -32,6 +32,7 @@ pub struct Places {
     pub coarse: [AtomicU32; COARSE_MAX / COARSE_STEP + 1],
 }
 
+/// The one [`Places`] of the process.
 pub static PLACES: Places = Places {
     fine: [const { AtomicU32::new(0) }; FINE_MAX / GRANULE + 1],
     coarse: [const { AtomicU32::new(0) }; COARSE_MAX / COARSE_STEP + 1],

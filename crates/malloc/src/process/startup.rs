@@ -1,8 +1,9 @@
 //! What the kernel told the program at its start: environment and auxiliary vector.
 //!
 //! Both lie above the initial stack. The loader keeps the address of that place in `__libc_stack_end`, so that
-//! they can be read before the C library has set up `environ`. If the place does not look as it
-//! must, the auxiliary vector is read from `/proc` and the environment counts as empty.
+//! they can be read before the C library has set up `environ`. In a static program the start-up code keeps the address of
+//! the word below instead. If neither place looks as it must, the auxiliary vector is read from `/proc` and the environment
+//! counts as empty.
 
 use core::ffi::{CStr, c_char};
 
@@ -61,7 +62,7 @@ impl Startup {
         };
         // SAFETY: P2; the loader sets the pointer before anything else runs.
         let block = unsafe { __libc_stack_end };
-        if !found.read_block(block) {
+        if !found.read_block(block) && !found.read_block(block.wrapping_add(1)) {
             found.environment = core::ptr::null();
             let mut words = [[0u8; 16]; 64];
             if let Some(bytes) = syscall::read_file(c"/proc/self/auxv", words.as_flattened_mut()) {
