@@ -4,10 +4,16 @@
 //!   ci       installs or names what is missing (packages), then runs the table of steps (steps);
 //!            one of the steps follows the links between the documents
 //!   links    only that step
+//!   golden   the fast paths in the library as shipped (shipped, disassembly) are those of golden/fastpath.txt
+//!   header   include/flagstone.h is what the sources say
 //! ```
 
+mod disassembly;
+mod golden;
+mod header;
 mod links;
 mod packages;
+mod shipped;
 mod steps;
 
 use anyhow::Result;
@@ -39,6 +45,21 @@ enum Command {
     },
     /// Check that the links between the documents lead somewhere
     Links,
+    /// Check the instructions of malloc and free in the library as shipped
+    Golden {
+        /// Write golden/fastpath.txt instead of comparing with it
+        #[arg(long)]
+        update: bool,
+        /// Look at this shared library instead of the one that is shipped
+        #[arg(long, value_name = "FILE")]
+        library: Option<PathBuf>,
+    },
+    /// Check that the C header is what the sources say
+    Header {
+        /// Write include/flagstone.h instead of comparing with it
+        #[arg(long)]
+        update: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -52,6 +73,8 @@ fn main() -> ExitCode {
             only, keep_going, ..
         } => ci(&root, &only, keep_going),
         Command::Links => links::check(&root),
+        Command::Golden { update, library } => golden::run(&root, library, update),
+        Command::Header { update } => header::run(&root, update),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

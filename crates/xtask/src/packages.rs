@@ -33,7 +33,7 @@ const NEEDS: &[Need] = &[
     need(
         "binutils",
         "objdump",
-        "golden disassembly of the fast paths",
+        "links programs; objdump is run on Flagstone",
     ),
     need("git", "git", "is run on Flagstone: many short processes"),
     need(

@@ -31,6 +31,12 @@ const STEPS: &[Step] = &[
         runs_programs: false,
     },
     Step {
+        name: "header",
+        cargo: &["xtask", "header"],
+        variables: &[],
+        runs_programs: false,
+    },
+    Step {
         name: "clippy",
         cargo: &[
             "clippy",
@@ -52,6 +58,12 @@ const STEPS: &[Step] = &[
             "--document-private-items",
         ],
         variables: &[("RUSTDOCFLAGS", "-D rustdoc::broken_intra_doc_links")],
+        runs_programs: false,
+    },
+    Step {
+        name: "golden",
+        cargo: &["xtask", "golden"],
+        variables: &[],
         runs_programs: false,
     },
     // Binaries as well as libraries; doc tests have a step of their own, because --all-targets leaves them out.
