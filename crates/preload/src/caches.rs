@@ -92,7 +92,11 @@ pub unsafe extern "C" fn flagstone_cache_zalloc(cache: *mut FlagstoneCache) -> *
     let object = unsafe { flagstone_cache_alloc(cache) };
     if !object.is_null() {
         // SAFETY: the object is ours and has so many bytes.
-        unsafe { object.cast::<u8>().write_bytes(0, cache_of(cache).object_size()) };
+        unsafe {
+            object
+                .cast::<u8>()
+                .write_bytes(0, cache_of(cache).object_size())
+        };
     }
     object
 }
@@ -125,7 +129,10 @@ pub unsafe extern "C" fn flagstone_cache_alloc_bulk(
     // SAFETY: the caller's promise; a place for a pointer is one for a non-null pointer.
     let (cache, into) = unsafe {
         let into = objects.cast::<MaybeUninit<NonNull<u8>>>();
-        (cache_of(cache), core::slice::from_raw_parts_mut(into, count))
+        (
+            cache_of(cache),
+            core::slice::from_raw_parts_mut(into, count),
+        )
     };
     match heap().and_then(|caches| caches.alloc_bulk(cache, Gfp::KERNEL | Gfp::NOWARN, into)) {
         Ok(objects) => objects.len(),
@@ -196,5 +203,7 @@ pub unsafe extern "C" fn flagstone_cache_destroy(cache: *mut FlagstoneCache) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flagstone_cache_in_use(cache: *mut FlagstoneCache) -> usize {
     // SAFETY: the caller's promise.
-    heap().map_or(0, |caches| caches.info(unsafe { cache_of(cache) }).used_objects())
+    heap().map_or(0, |caches| {
+        caches.info(unsafe { cache_of(cache) }).used_objects()
+    })
 }

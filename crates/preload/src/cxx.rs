@@ -49,14 +49,22 @@ fn next(name: &core::ffi::CStr) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub extern "C" fn _ZnwmRKSt9nothrow_t(size: usize, nothrow: *const c_void) -> *mut c_void {
     let object = entry::allocate(size).cast::<c_void>();
-    if object.is_null() { ask_library(c"_ZnwmRKSt9nothrow_t", size, nothrow) } else { object }
+    if object.is_null() {
+        ask_library(c"_ZnwmRKSt9nothrow_t", size, nothrow)
+    } else {
+        object
+    }
 }
 
 /// `new (std::nothrow) T[n]`.
 #[unsafe(no_mangle)]
 pub extern "C" fn _ZnamRKSt9nothrow_t(size: usize, nothrow: *const c_void) -> *mut c_void {
     let object = entry::allocate(size).cast::<c_void>();
-    if object.is_null() { ask_library(c"_ZnamRKSt9nothrow_t", size, nothrow) } else { object }
+    if object.is_null() {
+        ask_library(c"_ZnamRKSt9nothrow_t", size, nothrow)
+    } else {
+        object
+    }
 }
 
 #[cold]

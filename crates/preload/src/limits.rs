@@ -17,7 +17,12 @@ fn make_room(resource: c_uint, limit: *const libc::rlimit) {
     }
 }
 
-fn call(pid: libc::pid_t, resource: c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int {
+fn call(
+    pid: libc::pid_t,
+    resource: c_uint,
+    new: *const libc::rlimit,
+    old: *mut libc::rlimit,
+) -> c_int {
     // SAFETY: the caller's pointers, null or as the call wants them.
     let result = unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) };
     result as c_int
@@ -82,7 +87,10 @@ pub unsafe extern "C" fn prlimit64(
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the structure is ours.
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0
         && limit.rlim_cur != libc::RLIM_INFINITY

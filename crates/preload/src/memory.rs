@@ -18,7 +18,11 @@ fn no_memory() -> *mut c_void {
 
 #[inline(always)]
 fn or_errno(object: *mut u8) -> *mut c_void {
-    if object.is_null() { no_memory() } else { object.cast() }
+    if object.is_null() {
+        no_memory()
+    } else {
+        object.cast()
+    }
 }
 
 /// `malloc`: at least `size` bytes, aligned to 16; null and `ENOMEM` if there are none. Zero bytes are an allocation of their own.
@@ -84,7 +88,9 @@ pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_void {
-    let Some(old) = NonNull::new(object.cast::<u8>()) else { return malloc(size) };
+    let Some(old) = NonNull::new(object.cast::<u8>()) else {
+        return malloc(size);
+    };
     // SAFETY: the caller's promise.
     unsafe {
         if size == 0 {
@@ -100,7 +106,11 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn reallocarray(object: *mut c_void, count: usize, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn reallocarray(
+    object: *mut c_void,
+    count: usize,
+    size: usize,
+) -> *mut c_void {
     match count.checked_mul(size) {
         // SAFETY: the caller's promise.
         Some(bytes) => unsafe { realloc(object, bytes) },
@@ -114,7 +124,11 @@ pub unsafe extern "C" fn reallocarray(object: *mut c_void, count: usize, size: u
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, align: usize, size: usize) -> c_int {
+pub unsafe extern "C" fn posix_memalign(
+    into: *mut *mut c_void,
+    align: usize,
+    size: usize,
+) -> c_int {
     if !align.is_power_of_two() || align % size_of::<*mut c_void>() != 0 {
         return libc::EINVAL;
     }
@@ -129,7 +143,11 @@ pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, align: usize, si
 
 /// The alignment that the C library uses for a request of `align`: the next power of two; none if there is none.
 fn rounded(align: usize) -> Option<usize> {
-    if align > (1 << (usize::BITS - 1)) { None } else { Some(align.next_power_of_two()) }
+    if align > (1 << (usize::BITS - 1)) {
+        None
+    } else {
+        Some(align.next_power_of_two())
+    }
 }
 
 /// `memalign`: an alignment that is no power of two is rounded up to one; `EINVAL` if there is none.

@@ -117,7 +117,11 @@ impl fmt::Write for Stream {
     fn write_str(&mut self, s: &str) -> fmt::Result {
         // SAFETY: the stream is the caller's, the bytes are ours.
         let n = unsafe { libc::fwrite(s.as_ptr().cast(), 1, s.len(), self.0) };
-        if n == s.len() { Ok(()) } else { Err(fmt::Error) }
+        if n == s.len() {
+            Ok(())
+        } else {
+            Err(fmt::Error)
+        }
     }
 }
 
@@ -213,4 +217,3 @@ fn write_xml(out: &mut Stream) -> fmt::Result {
     }
     writeln!(out, "</malloc>")
 }
-
