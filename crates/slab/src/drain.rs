@@ -197,8 +197,14 @@ impl<H: Host> Caches<H> {
             for node in cache.each_node() {
                 let idle = {
                     let mut locked = node.lock(cache, &self.frames);
-                    let shared = &mut locked.lists.shared;
-                    core::mem::replace(&mut shared.low, shared.len).min(shared.len)
+                    let lists = &mut *locked.lists;
+                    let shared = &mut lists.shared;
+                    let idle = core::mem::replace(&mut shared.low, shared.len).min(shared.len);
+                    if idle == shared.len {
+                        // Nobody fetched anything: it grows again where it is used.
+                        shared.limit = shared.limit.min(lists.shared_first);
+                    }
+                    idle
                 };
                 reaped.objects += idle as usize;
                 reaped.slabs += self.empty_shared(cache, node, idle as usize);

@@ -42,6 +42,8 @@ pub(crate) struct Lists<H: Host> {
     /// Above so many free objects, free slabs go back to the page allocator.
     pub(crate) free_limit: usize,
     pub(crate) shared: Shared,
+    /// What the shared array may hold to begin with, and again when it was idle.
+    pub(crate) shared_first: u32,
     /// Objects that the shared array should be able to hold; its memory comes when it is first wanted.
     pub(crate) shared_wanted: u32,
     /// Whether a flush found the shared array full since it was last empty: then it is too small for
@@ -175,6 +177,7 @@ impl<H: Host> Node<H> {
                 free_objects: 0,
                 free_limit,
                 shared: Shared::new(arrays.shared_limit.min(arrays.shared_capacity)),
+                shared_first: arrays.shared_limit.min(arrays.shared_capacity),
                 shared_wanted: arrays.shared_capacity,
                 overflowed: false,
                 refilled: false,

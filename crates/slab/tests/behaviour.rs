@@ -779,6 +779,18 @@ fn a_lack_of_memory_is_reported_and_not_more_often_than_ten_times_in_five_second
     let machine = Machine::builder().cpus(2).nodes(2).memory(64).build();
     let caches = ledger::boot(&machine, Flavour::Linux.policy());
     let handle = caches.create(&CacheParams::new("hungry", 3000, 8)).unwrap();
+    // All memory but room for four slabs on one node and two on the other.
+    let order = handle.layout().order;
+    for (nid, slabs) in [(Nid(0), 4), (Nid(1), 2)] {
+        let mut hogs = Vec::new();
+        let flags = Gfp::KERNEL | Gfp::THISNODE;
+        while let Ok(block) = caches.frames().alloc_pages(flags, order, Some(nid)) {
+            hogs.push(block);
+        }
+        for block in hogs.drain(..slabs) {
+            caches.frames().free_pages(block);
+        }
+    }
     while caches.alloc(&handle, Gfp::KERNEL | Gfp::NOWARN).is_ok() {}
     assert_eq!(
         text_of(&machine),
@@ -789,8 +801,8 @@ fn a_lack_of_memory_is_reported_and_not_more_often_than_ten_times_in_five_second
     insta::assert_snapshot!(text_of(&machine), @r#"
     Warning: SLAB: Unable to allocate memory on node 0, gfp=0x24000c0(GFP_KERNEL)
       cache: hungry, object size: 3000, order: 1
-    Warning:   node 0: slabs: 24/24, objs: 48/48
-    Warning:   node 1: slabs: 32/32, objs: 64/64
+    Warning:   node 0: slabs: 4/4, objs: 8/8
+    Warning:   node 1: slabs: 2/2, objs: 4/4
     "#);
     for _ in 0..50 {
         caches.alloc(&handle, Gfp::KERNEL).unwrap_err();

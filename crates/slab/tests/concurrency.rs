@@ -555,3 +555,54 @@ fn merging_and_destroying_meet() {
         ledger::validate(caches);
     });
 }
+
+/// A fork takes every lock while others allocate, free, reap and make caches; nobody waits for ever, and the order is kept.
+#[test]
+fn forks_take_every_lock_in_order() {
+    for_each_seed(60, |seed| {
+        let rng = Rng::new(!seed);
+        let machine = Machine::builder()
+            .seed(seed)
+            .cpus(3)
+            .nodes(1 + rng.below(3))
+            .build();
+        let caches = ledger::boot(&machine, Flavour::Tiny.policy());
+        let gate = flagstone_host::Mutex::<&Machine, flagstone_host::classes::Fork, ()>::new(());
+        let gate = &gate;
+        let mut tasks: Vec<Task<'_>> = (0..4)
+            .map(|_| {
+                let rng = Rng::new(rng.bits());
+                task(move |_| {
+                    for _ in 0..4 {
+                        let params = CacheParams::new("forked", 8 << rng.below(7), 8);
+                        let handle = caches.create(&params).unwrap();
+                        let mine: Vec<_> = (0..10)
+                            .map(|_| caches.alloc(&handle, Gfp::KERNEL).unwrap())
+                            .collect();
+                        for object in mine {
+                            // SAFETY: the task owns it.
+                            unsafe { caches.free(&handle, object) };
+                        }
+                        caches.reap(rng.chance(128));
+                        caches.destroy(handle).unwrap();
+                    }
+                })
+            })
+            .collect();
+        tasks.extend((0..2).map(|_| {
+            task(move |ctx: &TaskCtx<'_>| {
+                for _ in 0..3 {
+                    let _gate = gate.lock();
+                    caches.lock_for_fork();
+                    for _ in 0..5 {
+                        ctx.step();
+                    }
+                    // SAFETY: F2: this task took them just now.
+                    unsafe { caches.unlock_after_fork() };
+                }
+            })
+        }));
+        machine.run(tasks);
+        ledger::validate(caches);
+    });
+}

@@ -242,6 +242,11 @@ pub fn expect_nothing_left<const SHIFT: u32, const ORDER: u32>(
     exact: bool,
     randomised: bool,
 ) {
+    let stats = caches.host().array_stats();
+    assert_eq!(
+        stats.dropped_in_use, 0,
+        "an array ended with objects or tagged frames"
+    );
     // An index that lies in another cache goes there only when its slab goes.
     for _ in 0..3 {
         caches.shrink_all();
