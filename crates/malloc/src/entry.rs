@@ -50,8 +50,8 @@ pub unsafe fn free(object: *mut u8) {
     let place = fast::place_at(object.addr());
     // A thread that slept since its last section looks after ageing first, on the slow path.
     if !fast::slept() && object.addr() % ALIGN == 0 {
-        // SAFETY: places in the map are those of arrays, or 0 (P11).
-        if unsafe { fast::push(fast::stack_at(place), object) } > 0 {
+        // SAFETY: it is an entry of the map, or 0.
+        if unsafe { fast::push_home(place, object) } > 0 {
             return;
         }
     }

@@ -14,7 +14,7 @@
 macro_rules! allocate_body {
     ($slow:path) => {
         ::core::arch::naked_asm!(
-            ".p2align 5",
+            ".p2align 6",
             "cmp rdi, {fine_max}",
             "ja 8f",
             "lea eax, [rdi + 15]",
@@ -74,12 +74,12 @@ macro_rules! allocate_body {
 
 /// The body of a naked function `free(object)`: pushes on the array of the object's frame; goes to `$slow(object)` if that is full
 /// or stopped, if the object is on top of it already, is not aligned, or lies in no slab of range 0, and if the thread slept since
-/// its last section.
+/// its last section. Also if the frame is of another node than the CPU: then the array's address is no multiple of 64 (P25).
 #[macro_export]
 macro_rules! free_body {
     ($slow:path) => {
         ::core::arch::naked_asm!(
-            ".p2align 5",
+            ".p2align 6",
             "mov rax, rdi",
             "shr rax, 16",
             "mov rcx, qword ptr [rip + {fast} + {map}]",
@@ -110,10 +110,12 @@ macro_rules! free_body {
             "4: mov esi, dword ptr fs:[r9]",
             "cmp esi, dword ptr [rip + {fast} + {bound}]",
             "jae {slow}",
-            "shl rsi, 22",
-            "add rsi, qword ptr [rip + {fast} + {region}]",
+            "mov r10, qword ptr [rip + {fast} + {slices}]",
+            "mov rsi, qword ptr [r10 + rsi*8]",
             "mov r8, qword ptr [rsi + rax]",
             "add rsi, rax",
+            "test sil, 63",
+            "jnz {slow}",
             "cmp r8d, dword ptr [rsi + 8]",
             "jae {slow}",
             "cmp rdi, qword ptr [rsi + r8*8 + 8]",
@@ -128,7 +130,7 @@ macro_rules! free_body {
             rseq_off = const ::core::mem::offset_of!($crate::process::fast::Fast, rseq_off),
             id_off = const ::core::mem::offset_of!($crate::process::fast::Fast, id_off),
             bound = const ::core::mem::offset_of!($crate::process::fast::Fast, bound),
-            region = const ::core::mem::offset_of!($crate::process::fast::Fast, region),
+            slices = const ::core::mem::offset_of!($crate::process::fast::Fast, slices),
             fast = sym $crate::process::fast::FAST,
             aborts = sym $crate::process::fast::ABORTS,
             slow = sym $slow,

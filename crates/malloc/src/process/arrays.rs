@@ -8,7 +8,7 @@
 //! Slices (`room.rs`) are committed together but touched one by one: an array's header stays zero on a CPU that never used
 //! it, so that a machine of hundreds of CPUs pays for those that run.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use flagstone_host::classes::HostInner;
 use flagstone_types::{CpuId, Nid};
@@ -50,6 +50,10 @@ impl Mode {
 
 /// More CPUs than this, and concurrency ids are preferred: they keep to as few slices as threads run.
 const FEW_CPUS: u32 = 8;
+
+/// See [`fast::Fast::slices`] (P25).
+static SLICES: [AtomicUsize; topology::MOST_CPUS] =
+    [const { AtomicUsize::new(0) }; topology::MOST_CPUS];
 
 static MODE: AtomicU8 = AtomicU8::new(0);
 /// Ids that have a slice.
@@ -138,6 +142,11 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
         .reserve(if ids == 0 { 0 } else { 1 << SLICE_SHIFT });
     IDS.store(ids, Ordering::Relaxed);
     FAST.region.store(region as *mut u8, Ordering::Relaxed);
+    for (id, slice) in SLICES.iter().enumerate().take(ids as usize) {
+        let node = topology::node_of(CpuId(id as u32)).index();
+        slice.store(region + (id << SLICE_SHIFT) + node, Ordering::Relaxed);
+    }
+    FAST.slices.store(SLICES.as_ptr().cast_mut(), Ordering::Relaxed);
     MODE.store(mode as u8, Ordering::Relaxed);
     let (Some(registered), Mode::Cpu | Mode::Concurrency) = (registered, mode) else {
         return;
@@ -163,8 +172,10 @@ fn decide(choice: ArrayChoice, registered: Option<Registered>, short_of_slices: 
     let many = short_of_slices || topology::possible_cpus() > FEW_CPUS;
     match choice {
         ArrayChoice::Exchange => Mode::Exchange,
-        ArrayChoice::Concurrency if registered.concurrency_id => Mode::Concurrency,
         // A concurrency id says nothing of the node.
+        ArrayChoice::Concurrency if registered.concurrency_id && topology::nodes() == 1 => {
+            Mode::Concurrency
+        }
         ArrayChoice::Auto if registered.concurrency_id && many && topology::nodes() == 1 => {
             Mode::Concurrency
         }

@@ -48,9 +48,12 @@ pub struct Fast {
     pub first: AtomicUsize,
     /// How many frames range 0 has; of those the map may be read (P7).
     pub frames: AtomicUsize,
-    /// For each frame of range 0, by frame number: where its array is in every slice, in bytes (`tag << TAG_SHIFT`). The
-    /// pointer is to where frame 0 would have its entry.
+    /// For each frame of range 0, by frame number: where its array is in every slice, in bytes (`tag << TAG_SHIFT`), less the
+    /// frame's node; 0 if it has no array. The pointer is to where frame 0 would have its entry.
     pub map: AtomicPtr<AtomicU32>,
+    /// For each id: where its slice begins, plus the id's node. Added to an entry of the map that gives an array, at a
+    /// multiple of 64, if the nodes are the same, and else an address that is none.
+    pub slices: AtomicPtr<AtomicUsize>,
 }
 
 /// The one [`Fast`] of the process.
@@ -62,6 +65,7 @@ pub static FAST: Fast = Fast {
     first: AtomicUsize::new(0),
     frames: AtomicUsize::new(0),
     map: AtomicPtr::new(null_mut()),
+    slices: AtomicPtr::new(null_mut()),
 };
 
 /// How often the kernel sent a section to its abort handler.
@@ -97,10 +101,10 @@ pub fn stack_at(place: u32) -> *mut u8 {
 #[inline(always)]
 #[must_use]
 pub fn tag_at(address: usize) -> u16 {
-    (place_at(address) >> TAG_SHIFT) as u16
+    (place_at(address).div_ceil(1 << TAG_SHIFT)) as u16
 }
 
-/// Where the array of the frame that `address` lies in is in every slice, in bytes; 0 if it has none or is outside range 0.
+/// The map's entry for the frame that `address` lies in; 0 if it has none or is outside range 0.
 #[inline(always)]
 #[must_use]
 pub fn place_at(address: usize) -> u32 {
@@ -241,6 +245,55 @@ pub unsafe fn push(stack: *mut u8, object: *mut u8) -> i64 {
             r = out(reg) result,
             p = in(reg) object,
             stack = in(reg) stack,
+            off = in(reg) FAST.rseq_off.load(Ordering::Relaxed),
+            id = in(reg) FAST.id_off.load(Ordering::Relaxed),
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Puts `object` on this CPU's stack of the array of its frame, whose entry in the map is `place`. The result is as that of [`push`], and 0 also
+/// if the frame is of another node than the CPU.
+///
+/// # Safety
+/// `place` is an entry of the map, or 0.
+#[inline(always)]
+#[must_use]
+pub unsafe fn push_home(place: u32, object: *mut u8) -> i64 {
+    let result: i64;
+    // SAFETY: as for `push`; P25 for the slice and the node.
+    unsafe {
+        asm!(
+            ".pushsection .text.rseq_abort, \"ax?\"",
+            "8: mov {r}, -1",
+            "jmp 6f",
+            ".popsection",
+            section!(
+                "xor {r:e}, {r:e}",
+                "cmp {c:e}, dword ptr [rip + {fast}]",
+                "jae 6f",
+                "mov {c}, [{slices} + {c}*8]",
+                "add {c}, {place}",
+                "test {c:l}, 63",
+                "jnz 6f",
+                "mov {n}, [{c}]",
+                "cmp {p}, [{c} + {n}*8 + 8]",
+                "je 8b",
+                "cmp {n:e}, dword ptr [{c} + 8]",
+                "jae 6f",
+                "mov [{c} + {n}*8 + 16], {p}",
+                "lea {r}, [{n} + 1]",
+                "mov [{c}], {r}",
+            ),
+            aborts = sym ABORTS,
+            fast = sym FAST,
+            c = out(reg) _,
+            n = out(reg) _,
+            r = out(reg) result,
+            p = in(reg) object,
+            place = in(reg) place as usize,
+            slices = in(reg) FAST.slices.load(Ordering::Relaxed),
             off = in(reg) FAST.rseq_off.load(Ordering::Relaxed),
             id = in(reg) FAST.id_off.load(Ordering::Relaxed),
             options(nostack),

@@ -33,6 +33,8 @@ const BLOCK: usize = BLOCK_FRAMES << FRAME_SHIFT;
 pub(super) const PAGE: usize = 4096;
 /// Bytes of an entry of the tag map.
 const TAG_BYTES: usize = 4;
+// A node is less than any place but 0.
+const _: () = assert!(MOST_NODES <= 1 << TAG_SHIFT);
 const MOST_RANGES: usize = 128;
 /// The least that range 0 has where nothing limits the address space.
 const LEAST_RANGE_0: usize = 64 << 30;
@@ -155,9 +157,13 @@ pub(super) fn set_tags(frames: PfnRange, tag: u16) {
         return;
     };
     let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU32;
+    let entry = match node_of_frame(frames.start) {
+        Some(nid) if tag != 0 => (u32::from(tag) << TAG_SHIFT) - u32::from(nid.0),
+        _ => 0,
+    };
     for index in place.index..place.index + frames.pages {
         // SAFETY: P6, P7: tags of frames below `used` can be written.
-        unsafe { (*tags.add(index)).store(u32::from(tag) << TAG_SHIFT, Ordering::Relaxed) };
+        unsafe { (*tags.add(index)).store(entry, Ordering::Relaxed) };
     }
 }
 
@@ -171,7 +177,8 @@ pub(super) fn tag_at(address: usize) -> u16 {
     }
     let tags = place.range.tags.load(Ordering::Relaxed) as *const AtomicU32;
     // SAFETY: P7, tags of frames below `ready` can be read.
-    (unsafe { (*tags.add(place.index)).load(Ordering::Relaxed) } >> TAG_SHIFT) as u16
+    let entry = unsafe { (*tags.add(place.index)).load(Ordering::Relaxed) };
+    entry.div_ceil(1 << TAG_SHIFT) as u16
 }
 
 pub(super) fn covers(place: &Place, pages: usize) -> bool {
