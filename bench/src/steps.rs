@@ -37,6 +37,7 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
         let layout = LayoutPolicy {
             min_order: 0,
             max_order: 1,
+            min_objects: 1,
             cache_line: 64,
         };
         let policy = Policy {

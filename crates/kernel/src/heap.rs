@@ -23,6 +23,7 @@ pub(crate) fn boot() -> Result<&'static Caches<Kernel>, AllocError> {
         layout: LayoutPolicy {
             min_order: 0,
             max_order: 1,
+            min_objects: 1,
             cache_line: 64,
         },
         arrays: |size| ArrayTuning::linux(size, Kernel::PAGE_SIZE, Area::count()),

@@ -141,7 +141,7 @@ fn arrays(size: usize) -> ArrayTuning {
 
 /// What a process chooses. A slab is at least a frame of 64 KiB; larger ones where little is wasted that way.
 pub const POLICY: Policy = Policy {
-    layout: LayoutPolicy { min_order: 0, max_order: 3, cache_line: 64 },
+    layout: LayoutPolicy { min_order: 0, max_order: 3, min_objects: 16, cache_line: 64 },
     arrays,
     alien_limit: 32,
     adaptive: true,

@@ -166,7 +166,7 @@ impl<H: Host> Caches<H> {
         let batch = cache.batch_for(limit, self.policy.adaptive);
         let mut locked = node.lock(cache, &self.frames);
         let lists = &mut *locked.lists;
-        lists.refilled = true;
+        node.refilled.store(true, Ordering::Relaxed);
         let shared = &mut lists.shared;
         if let [rest @ .., object] = shared.objects() {
             let object = *object;

@@ -1,6 +1,7 @@
 //! Freeing: the fast path, what happens when a CPU's array is full, and objects of other nodes.
 
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 use flagstone_host::{CpuCache, Event, Host, Push};
 use flagstone_types::{FreeError, Gfp, Nid};
 
@@ -106,11 +107,9 @@ impl<H: Host> Caches<H> {
         if !self.policy.adaptive || limit >= cache.capacity {
             return batch;
         }
-        let refilled = {
-            let mut locked = cache.node(nid).lock(cache, &self.frames);
-            core::mem::take(&mut locked.lists.refilled)
-        };
-        if refilled {
+        let node = cache.node(nid);
+        if node.refilled.load(Ordering::Relaxed) {
+            node.refilled.store(false, Ordering::Relaxed);
             let more = limit.saturating_mul(2).min(cache.capacity);
             cache.set_array_limit(self.host(), cpu, more);
         }
@@ -186,8 +185,11 @@ impl<H: Host> Caches<H> {
     pub(crate) fn give_home(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) -> usize {
         let host = self.host();
         let mut released = 0;
-        let home =
-            |object: NonNull<u8>| host.pfn_of(object.as_ptr().addr()).map(|pfn| host.nid(pfn));
+        // With one node there is nothing to sort; a foreign pointer is found when its slab is looked for.
+        let home = |object: NonNull<u8>| match self.nodes {
+            1 => Some(Nid(0)),
+            _ => host.pfn_of(object.as_ptr().addr()).map(|pfn| host.nid(pfn)),
+        };
         while let [first, ..] = objects {
             let nid = home(*first);
             let same = objects
@@ -208,7 +210,7 @@ impl<H: Host> Caches<H> {
             {
                 let mut locked = cache.node(nid).lock(cache, &self.frames);
                 // Arrays that are switched off are not replaced by the shared one.
-                let arrays = cache.limit.load(core::sync::atomic::Ordering::Relaxed) != 0;
+                let arrays = cache.limit.load(Ordering::Relaxed) != 0;
                 let n = if arrays {
                     locked.lists.shared.push_n(these)
                 } else {
@@ -233,7 +235,7 @@ impl<H: Host> Caches<H> {
     fn free_alien(&self, cache: &Cache<H>, object: NonNull<u8>, nid: Nid) {
         let host = self.host();
         host.count(Event::SlabRemoteFree, 1);
-        if cache.limit.load(core::sync::atomic::Ordering::Relaxed) == 0 {
+        if cache.limit.load(Ordering::Relaxed) == 0 {
             return self.free_slow(cache, object, Push::Full);
         }
         let here = host.current_node();
@@ -249,7 +251,7 @@ impl<H: Host> Caches<H> {
                 return cache.report_bad_free(object, FreeError::AlreadyFree);
             }
             // Looked at again under the lock, which whoever empties the stacks after switching arrays off takes later.
-            if cache.limit.load(core::sync::atomic::Ordering::SeqCst) != 0 && stack.push(object) {
+            if cache.limit.load(Ordering::SeqCst) != 0 && stack.push(object) {
                 return;
             }
             stack.pop_n(&mut buffer[..CHUNK - 1])

@@ -173,7 +173,8 @@ fn cut(
             left,
             entry,
         });
-        if shape.reclaimable || order.get() >= policy.max_order || left * 8 <= bytes {
+        let enough = left * 8 <= bytes && num >= policy.min_objects as usize;
+        if shape.reclaimable || order.get() >= policy.max_order || enough {
             break;
         }
     }

@@ -5,6 +5,7 @@ use super::*;
 const KERNEL: LayoutPolicy = LayoutPolicy {
     min_order: 0,
     max_order: 1,
+    min_objects: 1,
     cache_line: 64,
 };
 
@@ -127,6 +128,7 @@ fn in_a_process_nothing_under_362_bytes_can_hold_its_own_index() {
     let process = LayoutPolicy {
         min_order: 4,
         max_order: 6,
+        min_objects: 1,
         cache_line: 64,
     };
     for size in (16..=4096).step_by(8) {

@@ -28,6 +28,8 @@ pub(crate) struct Node<H: Host> {
     shared_missing: AtomicBool,
     /// The colour of the next slab, before it is taken modulo the number of colours.
     pub(crate) colour_next: AtomicU32,
+    /// Whether an array was refilled since one was last flushed, as a hint: then they are too small.
+    pub(crate) refilled: AtomicBool,
     /// Objects of other nodes freed here; none where there is one node.
     pub(crate) aliens: AlienCaches<H>,
     pub(crate) nid: Nid,
@@ -49,8 +51,6 @@ pub(crate) struct Lists<H: Host> {
     /// Whether a flush found the shared array full since it was last empty: then it is too small for
     /// the way the cache is used.
     pub(crate) overflowed: bool,
-    /// Whether an array was refilled since one was last flushed: then they are too small.
-    pub(crate) refilled: bool,
 }
 
 /// The stack of objects that the CPUs of a node share.
@@ -180,12 +180,12 @@ impl<H: Host> Node<H> {
                 shared_first: arrays.shared_limit.min(arrays.shared_capacity),
                 shared_wanted: arrays.shared_capacity,
                 overflowed: false,
-                refilled: false,
             }),
             free_objects: AtomicUsize::new(0),
             shared_len: AtomicU32::new(0),
             shared_missing: AtomicBool::new(arrays.shared_capacity != 0),
             colour_next: AtomicU32::new(0),
+            refilled: AtomicBool::new(false),
             aliens,
             nid,
         }

@@ -13,6 +13,9 @@ pub struct LayoutPolicy {
     /// The order above which little waste is no longer looked for (Linux: 1 on machines with more
     /// than 32 MiB).
     pub max_order: u32,
+    /// Objects that a slab should have, even if fewer would waste little, as far as `max_order` allows: 1 in a kernel. More of
+    /// them make slabs come and go less often.
+    pub min_objects: u32,
     /// Cache line size in bytes: the least colour step.
     pub cache_line: usize,
 }

@@ -1,18 +1,23 @@
 //! `bench layouts`: what the layout rule makes of objects, beside the published tables.
 //!
-//! Nothing is timed and nobody else takes part: the rule is a function, and what is shown are its results. The older rule
-//! (the index at a slab's start, off-slab for every object of 128 bytes or more) is worked out here, so that there is
-//! a column before and one after on the same caches.
+//! The rule is a function, and its results are shown as they are. The older rule (the index at a slab's start, off-slab for every
+//! object of 128 bytes or more) and the variant that was rejected (free objects linked by their numbers, no index at all) are worked
+//! out here, so that there are columns beside it on the same caches. What the places cost in time is measured.
 
+use super::inside::{self, Inside, Ratio, by_size};
 use super::kernel_caches::{KEPT, PLAIN};
-use super::published::PUBLISHED;
-use super::table::Table;
+use super::published::{self, PUBLISHED};
+use super::report::Report;
+use super::rounds::Part;
+use super::table::{Table, number};
+use super::{chosen, say_what_is_missing};
+use crate::args::Plan;
 use anyhow::{Context, Result};
+use flagstone_bench::{Job, SHORT_SIZES};
 use flagstone_slab::LayoutPolicy;
 use flagstone_slab::layout::{IndexClass, IndexPlace, Layout, ObjectShape, choose, entry_bytes};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// The kernel's: pages of 4 KiB, slabs of one or two of them.
 const PAGE_SHIFT: u32 = 12;
@@ -20,6 +25,7 @@ const LARGEST_ORDER: u32 = 10;
 const POLICY: LayoutPolicy = LayoutPolicy {
     min_order: 0,
     max_order: 1,
+    min_objects: 1,
     cache_line: 64,
 };
 /// The older rule put the index of objects from this size on into another cache.
@@ -33,10 +39,21 @@ struct Layouts {
     /// Caches by place of the index.
     before: BTreeMap<&'static str, usize>,
     after: BTreeMap<&'static str, usize>,
+    /// With free objects linked by their numbers.
+    linked: BTreeMap<&'static str, usize>,
     /// Bytes of a slab that serve nothing, the index included where room was set aside for it: mean over the caches, in
     /// percent of a slab.
     waste_before_percent: f64,
     waste_after_percent: f64,
+    waste_linked_percent: f64,
+}
+
+/// The experiment as a file.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    layouts: Option<&'a Layouts>,
+    costs: Option<Report<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -45,11 +62,130 @@ struct AtEnd {
     align: usize,
     objects: u32,
     bytes: u32,
+    /// Bytes that the older placement sets aside for as many: index and alignment come first.
+    older_bytes: usize,
+    /// Where its first object starts.
+    older_first: usize,
 }
 
-/// Works the layouts out and prints them.
-pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
-    let data = work_out()?;
+const RULE: &str = "rule";
+const PARTS: &[Part] = &[
+    Part { name: RULE },
+    Part { name: "placement" },
+    Part { name: "index" },
+];
+
+/// Works the layouts out, measures what they cost, and prints both.
+pub(super) fn layouts(plan: &Plan) -> Result<()> {
+    let parts = chosen(plan, PARTS, |part| part.name)?;
+    let has = |name| parts.iter().any(|part| part.name == name);
+    let run = |job: Job| {
+        has(job.name())
+            .then(|| inside::measure(plan, &[job]))
+            .transpose()
+    };
+    let data = has(RULE).then(work_out).transpose()?;
+    let placement = run(Job::Placement)?;
+    let index = run(Job::Index)?;
+    if let Some(data) = &data {
+        print_rule(data);
+    }
+    if let Some(placement) = &placement {
+        print_placement(placement, plan);
+    }
+    if let Some(index) = &index {
+        print_index(index, plan);
+    }
+    let measured: Vec<_> = [&placement, &index]
+        .into_iter()
+        .flatten()
+        .map(|inside| (&inside.field, &inside.results))
+        .collect();
+    let failures = say_what_is_missing(&measured);
+    if let Some(path) = &plan.json {
+        let units = "nanoseconds or cycles per operation";
+        let costs = (!measured.is_empty()).then(|| Report::new("layouts", plan, &measured, units));
+        let whole = Whole {
+            layouts: data.as_ref(),
+            costs,
+        };
+        std::fs::write(path, serde_json::to_string_pretty(&whole)? + "\n")
+            .with_context(|| path.display().to_string())?;
+        println!("data: {}", path.display());
+    }
+    failures
+}
+
+/// Where the index elsewhere costs more than the index in a free object.
+const CHEAPER: Ratio = Ratio {
+    head: "ratio",
+    of: "in-object",
+    by: &["elsewhere"],
+};
+const LINKED: Ratio = Ratio {
+    head: "ratio",
+    of: "linked",
+    by: &["array"],
+};
+
+fn print_placement(placement: &Inside, plan: &Plan) {
+    println!(
+        "Index in a free object, or elsewhere (as where objects have a constructor). A slab of a"
+    );
+    println!("process has 64 KiB: below 512 bytes the index does not fit into one object.\n");
+    for (what, title) in [("alloc", "allocated"), ("free", "freed")] {
+        let title = format!("{} objects {title}, nanoseconds", plan.objects);
+        let rows = by_size(SHORT_SIZES, "placement", what);
+        println!("{}", placement.table(&title, "bytes", &rows, &[CHEAPER]));
+    }
+    let mut table = Table::new(
+        "Cycles of an allocation/a free, median; objects of a slab",
+        [
+            "bytes",
+            "elsewhere",
+            "in-object",
+            "published before",
+            "after",
+            "elsewhere",
+            "in-object",
+        ]
+        .map(String::from),
+    );
+    let theirs = &PUBLISHED.in_object_index_cycles;
+    for &size in SHORT_SIZES {
+        let metric = format!("placement/{size}");
+        let objects = |name| {
+            let objects = placement.median(&format!("{metric}/objects"), name);
+            objects.map_or_else(|| "-".into(), |objects| format!("{objects:.0}"))
+        };
+        table.row([
+            size.to_string(),
+            placement.cycles(&metric, "elsewhere"),
+            placement.cycles(&metric, "in-object"),
+            published::cell(&theirs.before, size),
+            published::cell(&theirs.after, size),
+            objects("elsewhere"),
+            objects("in-object"),
+        ]);
+    }
+    println!("{table}");
+}
+
+fn print_index(index: &Inside, plan: &Plan) {
+    println!(
+        "The index by itself: numbers side by side (array), or each free object naming the next"
+    );
+    println!(
+        "(linked, the variant that the published work rejected). No arrays, locks or lists.\n"
+    );
+    for (what, title) in [("alloc", "taken"), ("free", "given back in another order")] {
+        let title = format!("{} objects {title}, nanoseconds", plan.objects);
+        let rows = by_size(SHORT_SIZES, "index", what);
+        println!("{}", index.table(&title, "bytes", &rows, &[LINKED]));
+    }
+}
+
+fn print_rule(data: &Layouts) {
     let mut table = Table::new(
         "Index forced into a slab of one page, at its end",
         [
@@ -58,7 +194,9 @@ pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
             "objects",
             "bytes used",
             "published",
-            "older placement",
+            "older needs",
+            "published",
+            "first at",
         ]
         .map(String::from),
     );
@@ -74,7 +212,9 @@ pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
             own.objects.to_string(),
             own.bytes.to_string(),
             format!("{objects} in {after}"),
-            format!("{objects} in {before}"),
+            own.older_bytes.to_string(),
+            before.to_string(),
+            own.older_first.to_string(),
         ]);
     }
     println!("{table}");
@@ -82,7 +222,7 @@ pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
     let total = PLAIN.len() + KEPT.len();
     let mut table = Table::new(
         format!("{total} caches of a kernel by place of the index (published: another set of 126)"),
-        ["", "before", "after", "published before", "published after"].map(String::from),
+        ["", "before", "after", "linked", "published before", "after"].map(String::from),
     );
     let published = &PUBLISHED.layout_counts;
     let place = |name: &str| {
@@ -101,6 +241,7 @@ pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
             name.to_owned(),
             data.before[name].to_string(),
             data.after[name].to_string(),
+            data.linked[name].to_string(),
             of(&published.before),
             of(&published.after),
         ]);
@@ -118,20 +259,18 @@ pub(super) fn layouts(json: Option<&Path>) -> Result<()> {
         "nothing set aside".to_owned(),
         nothing(&data.before),
         nothing(&data.after),
+        nothing(&data.linked),
         published_nothing(&published.before),
         published_nothing(&published.after),
     ]);
     println!("{table}");
+    let percent = |value| number(Some(value));
     println!(
-        "Mean share of a slab that holds no object: {:.2} % before, {:.2} % after\n",
-        data.waste_before_percent, data.waste_after_percent
+        "Mean share of a slab that holds no object: {} % before, {} % after, {} % linked\n",
+        percent(data.waste_before_percent),
+        percent(data.waste_after_percent),
+        percent(data.waste_linked_percent)
     );
-    if let Some(path) = json {
-        std::fs::write(path, serde_json::to_string_pretty(&data)? + "\n")
-            .with_context(|| path.display().to_string())?;
-        println!("data: {}", path.display());
-    }
-    Ok(())
 }
 
 fn work_out() -> Result<Layouts> {
@@ -149,6 +288,9 @@ fn work_out() -> Result<Layouts> {
             align: *align,
             objects: layout.num,
             bytes: (1 << PAGE_SHIFT) - layout.waste,
+            // Where the index comes first, the objects after it may have to move up to their alignment.
+            older_bytes: (1 << PAGE_SHIFT) - layout.waste as usize + align,
+            older_first: layout.index_bytes().next_multiple_of(*align),
         });
     }
     let empty = || {
@@ -157,8 +299,8 @@ fn work_out() -> Result<Layouts> {
             .into_iter()
             .collect::<BTreeMap<_, usize>>()
     };
-    let (mut before, mut after) = (empty(), empty());
-    let (mut waste_before, mut waste_after) = (0.0, 0.0);
+    let (mut before, mut after, mut linked) = (empty(), empty(), empty());
+    let (mut waste_before, mut waste_after, mut waste_linked) = (0.0, 0.0, 0.0);
     let kinds = [(PLAIN, true), (KEPT, false)];
     let caches = kinds.iter().flat_map(|(caches, plain)| {
         caches
@@ -177,6 +319,10 @@ fn work_out() -> Result<Layouts> {
             .map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
         *after.entry(new.place.name()).or_default() += 1;
         waste_after += Slab::of(&new).without_object();
+        let links =
+            linked_by_number(&new, may_overwrite).with_context(|| format!("{name}: no slab"))?;
+        *linked.entry(links.place.name()).or_default() += 1;
+        waste_linked += links.without_object();
     }
     let percent = |sum: f64| sum * 100.0 / (PLAIN.len() + KEPT.len()) as f64;
     Ok(Layouts {
@@ -184,9 +330,32 @@ fn work_out() -> Result<Layouts> {
         index_at_end,
         before,
         after,
+        linked,
         waste_before_percent: percent(waste_before),
         waste_after_percent: percent(waste_after),
+        waste_linked_percent: percent(waste_linked),
     })
+}
+
+/// A slab whose free objects are linked by their numbers: where they may be written to, nothing is set aside however many there are;
+/// elsewhere the numbers need the room that an index needs.
+fn linked_by_number(by_rule: &Layout, may_overwrite: bool) -> Option<Slab> {
+    let slab = Slab::of(by_rule);
+    if !may_overwrite {
+        return Some(slab);
+    }
+    (0..=LARGEST_ORDER)
+        .map(|order| Slab {
+            bytes: 1 << (PAGE_SHIFT + order),
+            objects: (1 << (PAGE_SHIFT + order)) / slab.size,
+            place: IndexPlace::InObject,
+            ..slab
+        })
+        .find(|slab| {
+            let left = slab.bytes - slab.objects * slab.size;
+            let largest = slab.bytes >= 1 << (PAGE_SHIFT + POLICY.max_order);
+            slab.objects > 0 && (largest || left * 8 <= slab.bytes)
+        })
 }
 
 fn shape(object_size: usize, align: usize) -> ObjectShape {
@@ -286,7 +455,7 @@ mod tests {
 
     #[test]
     fn the_index_at_the_end_gives_the_published_counts() {
-        for (own, [size, align, objects, _, after]) in work_out()
+        for (own, [size, align, objects, before, after]) in work_out()
             .unwrap()
             .index_at_end
             .iter()
@@ -297,6 +466,8 @@ mod tests {
                 (own.objects as usize, own.bytes as usize),
                 (*objects, *after)
             );
+            assert_eq!(own.older_bytes, *before);
+            assert!(own.older_first > 0 && own.older_first % align == 0);
         }
     }
 
@@ -310,6 +481,8 @@ mod tests {
         assert_eq!(data.before["in-object"], 0);
         assert!(nothing(&data.after) > nothing(&data.before));
         assert!(data.waste_after_percent < data.waste_before_percent);
+        assert_eq!(data.linked.values().sum::<usize>(), 126);
+        assert!(data.linked["in-object"] >= data.after["in-object"]);
     }
 
     #[test]

@@ -173,6 +173,7 @@ impl Flavour {
             layout: LayoutPolicy {
                 min_order: 0,
                 max_order: if self == Self::Process { 3 } else { 1 },
+                min_objects: 1,
                 cache_line: 64,
             },
             arrays,

@@ -149,6 +149,7 @@ const POLICY: Policy = Policy {
     layout: LayoutPolicy {
         min_order: 0,
         max_order: 1,
+        min_objects: 1,
         cache_line: 64,
     },
     arrays: |_| ArrayTuning {
