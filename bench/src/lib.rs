@@ -66,11 +66,11 @@ pub type Print<'a> = dyn FnMut(String, f64) + 'a;
 /// One measurement, the same for each of its subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// `pair/SIZE` in nanoseconds: one object allocated and freed.
+    /// `linked-pair/SIZE` in nanoseconds: one object allocated and freed.
     Pair,
-    /// `batch/SIZE/alloc`, `…/free`, `…/both` in nanoseconds: N allocated, then N freed.
+    /// `linked-batch/SIZE/alloc`, `…/free`, `…/both` in nanoseconds: N allocated, then N freed.
     Batch,
-    /// `touched/SIZE/…`: the same, and each object written to.
+    /// `linked-touched/SIZE/…`: the same, and each object written to.
     Touched,
     /// `known/…` in nanoseconds: an object cache whose class is known, its array alone, a thread-local array.
     Known,

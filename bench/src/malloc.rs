@@ -94,7 +94,7 @@ impl Work for Pairs<'_, '_> {
     fn on(self, allocator: &impl Allocator) -> Result<(), Error> {
         for &size in PAIR_SIZES {
             (self.print)(
-                format!("pair/{size}"),
+                format!("linked-pair/{size}"),
                 loops::pair(allocator, size, self.scale.slice),
             );
         }
@@ -114,7 +114,11 @@ struct Batches<'a, 'p> {
 
 impl Work for Batches<'_, '_> {
     fn on(self, allocator: &impl Allocator) -> Result<(), Error> {
-        let name = if self.touch { "touched" } else { "batch" };
+        let name = if self.touch {
+            "linked-touched"
+        } else {
+            "linked-batch"
+        };
         let how = loops::How {
             touch: self.touch,
             cool: false,

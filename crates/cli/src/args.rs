@@ -27,6 +27,9 @@ pub(crate) enum Command {
     BenchWorker {
         work: Work,
     },
+    /// One subject's part of a benchmark inside one process; started by `bench`
+    #[command(hide = true)]
+    BenchInside(InsideOptions),
     /// Unpack the shared library and print its path, for use in LD_PRELOAD by hand
     Library,
     /// Print shell completions
@@ -112,16 +115,14 @@ pub(crate) enum SortKey {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Experiment {
-    /// malloc and free alone: pairs, 10,000 then 10,000, between threads
+    /// malloc and free alone: pairs, 10,000 then 10,000, between threads; object caches and forms of arrays
     Fastpath(Plan),
-    /// All CPUs at once: N allocations each, then N frees each
+    /// All CPUs at once: N allocations each, then N frees each; what each improvement of the growth path buys
     Contention(Plan),
-    /// Where slabs keep the index of their free objects, and what it costs in memory
-    Layouts {
-        /// Write the results to FILE as JSON
-        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-        json: Option<PathBuf>,
-    },
+    /// Where slabs keep the index of their free objects, and what it costs in memory and time
+    Layouts(Plan),
+    /// What it costs that slabs hand out their objects in random order
+    Randomisation(Plan),
     /// Real programs whole: time and peak resident memory
     Programs(Plan),
 }
@@ -148,4 +149,25 @@ pub(crate) struct Plan {
     /// Leave a contestant out; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) without: Vec<String>,
+
+    /// Milliseconds that one size is measured for in one turn, where it is measured inside one process
+    #[arg(long, value_name = "MS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    pub(crate) slice: u64,
+
+    /// Objects that are alive at once, where it is measured inside one process
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) objects: u32,
+}
+
+/// What a process is told that measures one subject.
+#[derive(Args, Debug)]
+pub(crate) struct InsideOptions {
+    pub(crate) job: String,
+    pub(crate) subject: String,
+    #[arg(long)]
+    pub(crate) slice: u64,
+    #[arg(long)]
+    pub(crate) objects: u32,
+    #[arg(long)]
+    pub(crate) seed: u64,
 }

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Slabinfo(options) => slabinfo::slabinfo(&options),
         Command::Bench { experiment } => bench::bench(&experiment),
         Command::BenchWorker { work } => bench::worker::work(&work),
+        Command::BenchInside(options) => bench::inside::work(&options),
         Command::Library => library::print_path(),
         Command::Completions { shell } => manuals::completions(shell),
         Command::Man { folder } => manuals::manual_pages(folder.as_deref()),

@@ -80,6 +80,14 @@ impl Field {
     /// # Errors
     /// A malformed or unreadable `--rival`, an unknown `--without`, or nobody left.
     pub(crate) fn gather(plan: &Plan) -> Result<Self> {
+        Self::gather_beside(plan, &[])
+    }
+
+    /// The same for an experiment that has subjects of these names as well, which may be left out too.
+    ///
+    /// # Errors
+    /// As [`Field::gather`].
+    pub(crate) fn gather_beside(plan: &Plan, subjects: &[&str]) -> Result<Self> {
         let mut field = Self {
             contestants: Vec::new(),
             absent: Vec::new(),
@@ -113,6 +121,7 @@ impl Field {
 
         let known = |name: &String| {
             candidates.iter().any(|c| c.name == *name)
+                || subjects.contains(&name.as_str())
                 || field.absent.iter().any(|absent| absent.name == *name)
         };
         if let Some(unknown) = plan.without.iter().find(|name| !known(name)) {

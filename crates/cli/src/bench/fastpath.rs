@@ -1,6 +1,7 @@
-//! `bench fastpath`: malloc and free alone, as a program calls them.
+//! `bench fastpath`: malloc and free alone, as a program calls them, and what lies below them.
 
 use super::contestants::Field;
+use super::inside::{self, Inside, Ratio, by_size};
 use super::published::{self, PUBLISHED};
 use super::rounds::{Part, Results};
 use super::statistics::geometric_mean;
@@ -9,6 +10,7 @@ use super::worker::{BATCH_SIZES, PAIR_SIZES};
 use super::{chosen, finish, heads, measure_workers};
 use crate::args::Plan;
 use anyhow::Result;
+use flagstone_bench::Job;
 
 const PARTS: &[Part] = &[
     Part { name: "pair" },
@@ -18,7 +20,21 @@ const PARTS: &[Part] = &[
     },
     Part { name: "ring" },
     Part { name: "larson" },
+    Part { name: LINKED },
+    Part { name: KNOWN },
 ];
+
+/// Everybody linked into one program.
+const LINKED: &str = "in-process";
+/// Object caches and arrays, the class known.
+const KNOWN: &str = "class-known";
+const LINKED_JOBS: &[Job] = &[Job::Pair, Job::Batch, Job::Touched];
+
+const TO_RIVALS: Ratio = Ratio {
+    head: "ratio",
+    of: "flagstone",
+    by: &["glibc", "jemalloc", "mimalloc", "snmalloc"],
+};
 
 /// Measures and prints.
 pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
@@ -26,14 +42,107 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
         .into_iter()
         .copied()
         .collect();
-    let field = Field::gather(plan)?;
-    let results = measure_workers(plan, &field, &parts)?;
+    let has = |name| parts.iter().any(|part| part.name == name);
+    let preloaded: Vec<Part> = parts
+        .iter()
+        .filter(|part| ![LINKED, KNOWN].contains(&part.name))
+        .copied()
+        .collect();
+    let by_preloading = if preloaded.is_empty() {
+        None
+    } else {
+        let subjects: Vec<_> = [Job::Pair, Job::Known]
+            .iter()
+            .flat_map(|job| job.subjects())
+            .copied()
+            .collect();
+        let field = Field::gather_beside(plan, &subjects)?;
+        let results = measure_workers(plan, &field, &preloaded)?;
+        Some((field, results))
+    };
+    let linked = has(LINKED)
+        .then(|| inside::measure(plan, LINKED_JOBS))
+        .transpose()?;
+    let known = has(KNOWN)
+        .then(|| inside::measure(plan, &[Job::Known]))
+        .transpose()?;
+
     println!(
         "Nanoseconds per operation, minimum/median of {} rounds; `ratio` is Flagstone's median",
         plan.rounds
     );
     println!("as a multiple of the best rival's. Published columns: cycles in a kernel.\n");
-    for part in &parts {
+    if let Some((field, results)) = &by_preloading {
+        print_preloaded(&preloaded, field, results);
+    }
+    if let Some(linked) = &linked {
+        print_linked(linked, plan.objects);
+    }
+    if let Some(known) = &known {
+        print_known(known, plan.objects);
+    }
+    let measured: Vec<_> = by_preloading
+        .iter()
+        .map(|(field, results)| (field, results))
+        .chain(
+            linked
+                .iter()
+                .chain(&known)
+                .map(|inside| (&inside.field, &inside.results)),
+        )
+        .collect();
+    finish(plan, "fastpath", &measured, "nanoseconds per operation")
+}
+
+fn print_linked(linked: &Inside, objects: u32) {
+    println!(
+        "Linked into one program, called by pointer; `inlined` is Flagstone without the call.\n"
+    );
+    let batch = format!("{objects} objects allocated, then freed: a pair");
+    let free = format!("{objects} objects: free alone");
+    let touched = format!("{objects} objects allocated and written to, then freed: a pair");
+    let tables = [
+        (
+            "One object allocated and freed",
+            PAIR_SIZES,
+            "linked-pair",
+            "",
+        ),
+        (&batch, BATCH_SIZES, "linked-batch", "both"),
+        (&free, BATCH_SIZES, "linked-batch", "free"),
+        (&touched, BATCH_SIZES, "linked-touched", "both"),
+    ];
+    for (title, sizes, kind, what) in tables {
+        let rows = by_size(sizes, kind, what);
+        println!("{}", linked.table(title, "bytes", &rows, &[TO_RIVALS]));
+    }
+}
+
+fn print_known(known: &Inside, objects: u32) {
+    println!("The class known, by form of the per-CPU arrays.\n");
+    let rows = [
+        ("thread-local array", "known/floor"),
+        ("array of the form", "known/array"),
+        ("object cache", "known/cache"),
+        ("cache by thread-local", "known/cache-by-floor"),
+    ]
+    .map(|(label, metric)| (label.to_owned(), metric.to_owned()));
+    let title = "One object of 64 bytes allocated and freed; the last row is a ratio";
+    println!("{}", known.rows(title, "", &rows, &[]));
+    for (title, what) in [
+        (
+            format!("{objects} objects allocated, then freed: a pair"),
+            "both",
+        ),
+        (format!("{objects} objects: free alone"), "free"),
+    ] {
+        let rows = by_size(BATCH_SIZES, "known", what);
+        println!("{}", known.table(&title, "bytes", &rows, &[]));
+    }
+}
+
+fn print_preloaded(parts: &[Part], field: &Field, results: &Results) {
+    for part in parts {
         match part.name {
             "pair" => {
                 let rows: Vec<_> = PAIR_SIZES
@@ -47,8 +156,8 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
                         "bytes",
                         &rows,
                         None,
-                        &field,
-                        &results
+                        field,
+                        results
                     )
                 );
                 let ns = &PUBLISHED.fastpath_ns;
@@ -64,8 +173,8 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
                         "10,000 objects allocated, then freed: a pair",
                         "batch",
                         "both",
-                        &field,
-                        &results
+                        field,
+                        results
                     )
                 );
                 println!(
@@ -74,17 +183,14 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
                         "10,000 objects: free alone",
                         "batch",
                         "free",
-                        &field,
-                        &results
+                        field,
+                        results
                     )
                 );
             }
             "batch-touched" => {
                 let title = "10,000 objects allocated and written to, then freed: a pair";
-                println!(
-                    "{}",
-                    batch_table(title, "touched", "both", &field, &results)
-                );
+                println!("{}", batch_table(title, "touched", "both", field, results));
             }
             "ring" => {
                 let rows = ["64", "mixed"].map(|size| (size.to_owned(), format!("ring/{size}")));
@@ -95,8 +201,8 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
                         "bytes",
                         &rows,
                         None,
-                        &field,
-                        &results
+                        field,
+                        results
                     )
                 );
             }
@@ -109,20 +215,13 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
                         "",
                         &rows,
                         None,
-                        &field,
-                        &results
+                        field,
+                        results
                     )
                 );
             }
         }
     }
-    finish(
-        plan,
-        "fastpath",
-        &field,
-        &results,
-        "nanoseconds per operation",
-    )
 }
 
 fn batch_table(title: &str, metric: &str, what: &str, field: &Field, results: &Results) -> Table {

@@ -6,20 +6,23 @@
 //!   statistics    minimum, median, geometric mean
 //!   table         80 columns                 report   JSON
 //!   worker        what runs under a contestant, in a process of its own
-//!   fastpath, contention, programs, layouts  the experiments; layouts runs nothing, it works the rule out
+//!   inside        what runs in one process, by `flagstone-bench`: one subject, in a process of its own
+//!   fastpath, contention, programs, layouts, randomisation   the experiments
 //!   published     the published figures that are printed beside ours
 //! ```
 //!
-//! A rival that is a crate, the object-cache interface and the forms of `CpuCache` are measured in one process,
-//! by the benchmarks of the crates they belong to; what is here sees a malloc as a program sees it.
+//! A contestant is a malloc as a program sees it, preloaded. A subject is what preloading can not show: a rival that is linked in,
+//! an object cache whose class is known, a form of arrays, a stage of the growth path, an order of free lists.
 
 mod contention;
 mod contestants;
 mod fastpath;
+pub(crate) mod inside;
 mod kernel_caches;
 mod layouts;
 mod programs;
 mod published;
+mod randomisation;
 mod report;
 mod rounds;
 mod statistics;
@@ -37,7 +40,8 @@ pub(crate) fn bench(experiment: &Experiment) -> Result<()> {
     match experiment {
         Experiment::Fastpath(plan) => fastpath::fastpath(plan),
         Experiment::Contention(plan) => contention::contention(plan),
-        Experiment::Layouts { json } => layouts::layouts(json.as_deref()),
+        Experiment::Layouts(plan) => layouts::layouts(plan),
+        Experiment::Randomisation(plan) => randomisation::randomisation(plan),
         Experiment::Programs(plan) => programs::programs(plan),
     }
 }
@@ -75,31 +79,39 @@ fn measure_workers(plan: &Plan, field: &Field, parts: &[Part]) -> Result<Results
     )
 }
 
+/// Those who took part in some parts of an experiment, and their samples.
+type Measured<'a> = (&'a Field, &'a Results);
+
 /// Writes the samples, if a file was named, and says what was not measured.
-fn finish(
-    plan: &Plan,
-    experiment: &str,
-    field: &Field,
-    results: &Results,
-    units: &str,
-) -> Result<()> {
-    for absent in &field.absent {
+fn finish(plan: &Plan, experiment: &str, measured: &[Measured<'_>], units: &str) -> Result<()> {
+    let failures = say_what_is_missing(measured);
+    if let Some(path) = &plan.json {
+        let report = Report::new(experiment, plan, measured, units);
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+        println!("samples: {}", path.display());
+    }
+    failures
+}
+
+/// Prints who was not measured, and what failed.
+///
+/// # Errors
+/// Something failed.
+fn say_what_is_missing(measured: &[Measured<'_>]) -> Result<()> {
+    for absent in measured.iter().flat_map(|(field, _)| &field.absent) {
         println!("not measured: {}: {}", absent.name, absent.reason);
     }
-    for failure in &results.failures {
+    let mut failures = 0;
+    for failure in measured.iter().flat_map(|(_, results)| &results.failures) {
+        failures += 1;
         println!(
             "failed: {} under {}: {}",
             failure.part, failure.contestant, failure.reason
         );
     }
-    if let Some(path) = &plan.json {
-        let report = Report::new(experiment, plan, field, results, units);
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        std::fs::write(path, text).with_context(|| path.display().to_string())?;
-        println!("samples: {}", path.display());
-    }
-    if !results.failures.is_empty() {
-        bail!("{} of the measurements failed", results.failures.len());
+    if failures > 0 {
+        bail!("{failures} of the measurements failed");
     }
     Ok(())
 }

@@ -16,8 +16,12 @@ pub(crate) struct Published {
     pub(crate) fastpath_ns: Fastpath,
     /// All CPUs at once, one stage per improvement.
     pub(crate) contention_cycles: Contention,
-    /// N allocations, then N frees, alone.
-    pub(crate) randomisation_array_cache_cycles: Alone,
+    /// N allocations, then N frees, alone, before and after randomisation.
+    pub(crate) randomisation_array_cache_cycles: Randomisation,
+    /// The same in the rival form of cache.
+    pub(crate) randomisation_in_object_list_cycles: Randomisation,
+    /// N allocations, then N frees, with the index elsewhere and in a free object.
+    pub(crate) in_object_index_cycles: Alone,
     /// Caches by place of the index.
     pub(crate) layout_counts: LayoutCounts,
     /// Objects and bytes with the index at a slab's end.
@@ -44,6 +48,16 @@ pub(crate) struct Stage {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Alone {
     pub(crate) before: Cycles,
+    pub(crate) after: Cycles,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Randomisation {
+    pub(crate) before: Cycles,
+    pub(crate) after: Cycles,
+    /// Cycles of a pair by size.
+    pub(crate) pair_before: Vec<(usize, u64)>,
+    pub(crate) pair_after: Vec<(usize, u64)>,
 }
 
 #[derive(Debug, Deserialize)]

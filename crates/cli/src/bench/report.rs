@@ -14,9 +14,9 @@ pub(crate) struct Report<'a> {
     version: &'static str,
     rounds: u32,
     machine: Machine,
-    contestants: &'a [Contestant],
-    not_measured: &'a [Absent],
-    failures: &'a [Failure],
+    contestants: Vec<&'a Contestant>,
+    not_measured: Vec<&'a Absent>,
+    failures: Vec<&'a Failure>,
     /// What the numbers of each kind of metric count.
     units: &'a str,
     results: Vec<Measured<'a>>,
@@ -45,33 +45,37 @@ impl<'a> Report<'a> {
     pub(crate) fn new(
         experiment: &'a str,
         plan: &Plan,
-        field: &'a Field,
-        results: &'a Results,
+        sets: &[(&'a Field, &'a Results)],
         units: &'a str,
     ) -> Self {
-        let measured = results
-            .iter()
-            .flat_map(|(metric, all)| {
-                all.iter()
-                    .zip(&field.contestants)
-                    .map(move |(samples, contestant)| Measured {
-                        metric,
-                        contestant: &contestant.name,
-                        minimum: minimum(samples),
-                        median: median(samples),
-                        samples,
-                    })
-            })
-            .filter(|measured| !measured.samples.is_empty())
-            .collect();
+        let mut measured = Vec::new();
+        for (field, results) in sets {
+            for (metric, all) in results.iter() {
+                for (samples, contestant) in all.iter().zip(&field.contestants) {
+                    if !samples.is_empty() {
+                        measured.push(Measured {
+                            metric,
+                            contestant: &contestant.name,
+                            minimum: minimum(samples),
+                            median: median(samples),
+                            samples,
+                        });
+                    }
+                }
+            }
+        }
+        let fields = || sets.iter().map(|(field, _)| *field);
         Self {
             experiment,
             version: env!("CARGO_PKG_VERSION"),
             rounds: plan.rounds,
             machine: Machine::this(),
-            contestants: &field.contestants,
-            not_measured: &field.absent,
-            failures: &results.failures,
+            contestants: fields().flat_map(|field| &field.contestants).collect(),
+            not_measured: fields().flat_map(|field| &field.absent).collect(),
+            failures: sets
+                .iter()
+                .flat_map(|(_, results)| &results.failures)
+                .collect(),
             units,
             results: measured,
         }

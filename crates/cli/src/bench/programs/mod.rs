@@ -137,7 +137,12 @@ pub(crate) fn programs(plan: &Plan) -> Result<()> {
         format!("Peak resident MiB, median of {rounds} rounds (as a multiple of {base_name}'s)");
     println!("{}", table(&title, "peak", base, &parts, &field, &results));
     print!("{}", judgement(base, base_name, &parts, &field, &results));
-    finish(plan, "programs", &field, &results, "seconds; peak in MiB")
+    finish(
+        plan,
+        "programs",
+        &[(&field, &results)],
+        "seconds; peak in MiB",
+    )
 }
 
 fn table(

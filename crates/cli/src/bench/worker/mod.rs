@@ -62,9 +62,16 @@ pub(crate) fn work(work: &Work) -> Result<()> {
 
 /// The command that does `work` in a process of its own, without a contestant yet.
 pub(crate) fn command(work: &str) -> Result<Command> {
+    let mut command = command_of("bench-worker")?;
+    command.arg(work);
+    Ok(command)
+}
+
+/// This command with a subcommand of its own, in a process of its own.
+pub(crate) fn command_of(subcommand: &str) -> Result<Command> {
     let this = std::env::current_exe().context("the path of this command")?;
     let mut command = Command::new(this);
-    command.args(["bench-worker", work]).stdin(Stdio::null());
+    command.arg(subcommand).stdin(Stdio::null());
     Ok(command)
 }
 
@@ -73,7 +80,15 @@ pub(crate) fn command(work: &str) -> Result<Command> {
 /// # Errors
 /// It could not be started, crashed, or printed something else.
 pub(crate) fn ask(contestant: &Contestant, work: &str) -> Result<Vec<Sample>> {
-    output(contestant, work)?
+    samples(&output(contestant, work)?)
+}
+
+/// The measurements that a worker printed.
+///
+/// # Errors
+/// A line that is none, by its text.
+pub(crate) fn samples(lines: &str) -> Result<Vec<Sample>> {
+    lines
         .lines()
         .map(|line| {
             let (metric, value) = line
@@ -97,6 +112,14 @@ pub(crate) fn provider(contestant: &Contestant) -> Result<PathBuf> {
 fn output(contestant: &Contestant, work: &str) -> Result<String> {
     let mut command = command(work)?;
     contestant.apply(&mut command);
+    output_of(command)
+}
+
+/// What a worker printed.
+///
+/// # Errors
+/// It could not be started, or did not end well.
+pub(crate) fn output_of(mut command: Command) -> Result<String> {
     let output = command.output().context("starting a worker")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
