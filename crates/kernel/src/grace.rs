@@ -4,7 +4,6 @@ use core::marker::PhantomData;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::interrupts::IrqGuard;
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
 use crate::{barrier, interrupts};
@@ -92,12 +91,18 @@ impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
         // What was read stays before this for an interrupt of the same CPU (G2).
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
-        let depth = &Area::current().read_depth;
-        depth.store(depth.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        let area = Area::current();
+        let depth = area.read_depth.load(Ordering::Relaxed) - 1;
+        area.read_depth.store(depth, Ordering::Relaxed);
+        if depth == 0 && area.quiet.load(Ordering::Relaxed) != EPOCH.load(Ordering::Relaxed) {
+            // Somebody waits, or will: an interrupt outside of a section could be long in coming.
+            note(area);
+        }
     }
 }
 
-/// Notes that a CPU is quiet, if it is. Called on it, in an interrupt or where it waits.
+/// Notes that a CPU is quiet, if it is. Called on it, in an interrupt, where it waits, or at the end of a section. An interrupt
+/// in between notes a newer epoch that is then overwritten; the older one is true as well (G1).
 pub(crate) fn note(area: &Area) {
     if area.read_depth.load(Ordering::Relaxed) == 0 {
         area.quiet
@@ -111,11 +116,7 @@ fn draw() -> u64 {
 
 /// Whether every running CPU was quiet in `epoch`. The caller is in no read-side section.
 fn has_passed(epoch: u64) -> bool {
-    {
-        // An interrupt notes too (P3).
-        let _guard = IrqGuard::new();
-        note(Area::current());
-    }
+    note(Area::current());
     Area::current().quiet.load(Ordering::Acquire) >= epoch
         && Area::others().all(|area| area.quiet.load(Ordering::Acquire) >= epoch)
 }

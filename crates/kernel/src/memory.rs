@@ -4,7 +4,7 @@
 
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::direct::{self, DIRECT, REACH};
 use crate::kernel::Kernel;
@@ -20,6 +20,10 @@ const BLOCKS: usize = (REACH / BLOCK) as usize;
 static METADATA: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The first frame above all memory.
 static END: AtomicUsize = AtomicUsize::new(0);
+/// Frames of a node.
+static NODE_PAGES: AtomicUsize = AtomicUsize::new(0);
+/// How many nodes there are.
+static NODES: AtomicU32 = AtomicU32::new(1);
 /// One bit for each largest block, set if the page allocator gets memory in it.
 static PRESENT: [AtomicU64; BLOCKS / 64] = [const { AtomicU64::new(0) }; BLOCKS / 64];
 /// The next free physical address of the boot pool, and the pool's end.
@@ -32,6 +36,7 @@ struct Range {
     start: AtomicUsize,
     pages: AtomicUsize,
     zone: AtomicUsize,
+    nid: AtomicU16,
 }
 
 impl Range {
@@ -40,6 +45,7 @@ impl Range {
             start: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
             zone: AtomicUsize::new(0),
+            nid: AtomicU16::new(0),
         }
     }
 }
@@ -50,7 +56,7 @@ impl Range {
 /// # Safety
 /// Once, on the first CPU, before anything else here is used; `image_end` is the physical end of the image.
 pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach: u64) -> bool {
-    let Some(plan) = Plan::new(info.regions(), image_end, pool, reach) else {
+    let Some(plan) = Plan::new(info.regions(), image_end, pool, reach, info.nodes) else {
         return false;
     };
     let bytes = (plan.pool.end - plan.pool.start) as usize;
@@ -59,6 +65,9 @@ pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach:
     unsafe { start.write_bytes(0, bytes) };
     METADATA.store(start.as_ptr(), Ordering::Relaxed);
     END.store(plan.end.0, Ordering::Relaxed);
+    NODE_PAGES.store(plan.node_pages, Ordering::Relaxed);
+    let nodes = plan.end.0.div_ceil(plan.node_pages);
+    NODES.store(nodes as u32, Ordering::Relaxed);
     POOL.store(plan.pool.start + plan.metadata, Ordering::Relaxed);
     POOL_END.store(plan.pool.end, Ordering::Relaxed);
     let mut ranges = RANGES.iter();
@@ -69,6 +78,7 @@ pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach:
         slot.start.store(range.frames.start.0, Ordering::Relaxed);
         slot.pages.store(range.frames.pages, Ordering::Relaxed);
         slot.zone.store(range.zone.index(), Ordering::Relaxed);
+        slot.nid.store(range.nid.0, Ordering::Relaxed);
         let first = range.frames.start.0 >> BLOCK_SHIFT;
         let last = (range.frames.end().0 - 1) >> BLOCK_SHIFT;
         for block in first..=last {
@@ -76,6 +86,12 @@ pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach:
         }
     });
     true
+}
+
+/// Memory nodes, at least 1.
+#[inline]
+pub(crate) fn nodes() -> u32 {
+    NODES.load(Ordering::Relaxed)
 }
 
 #[inline]
@@ -86,7 +102,7 @@ fn is_present(pfn: Pfn) -> bool {
 }
 
 // SAFETY: host M2 by M4: one array, so linear everywhere, made of zeroed pool memory at the start of a page; host M3 by M3;
-// host M8: there is one node, and zones meet at multiples of the largest block.
+// host M8: nodes and zones meet at multiples of the largest block (plan.rs).
 unsafe impl PageMap for Kernel {
     const PAGE_SHIFT: u32 = 12;
 
@@ -100,8 +116,8 @@ unsafe impl PageMap for Kernel {
     }
 
     #[inline]
-    fn nid(&self, _pfn: Pfn) -> Nid {
-        Nid(0)
+    fn nid(&self, pfn: Pfn) -> Nid {
+        Nid((pfn.0 / NODE_PAGES.load(Ordering::Relaxed)) as u16)
     }
 
     fn boot_ranges(&self, each: &mut dyn FnMut(MemRange)) {
@@ -113,7 +129,7 @@ unsafe impl PageMap for Kernel {
                         Pfn(range.start.load(Ordering::Relaxed)),
                         pages,
                     ),
-                    nid: Nid(0),
+                    nid: Nid(range.nid.load(Ordering::Relaxed)),
                     zone: flagstone_types::Zone::ALL[range.zone.load(Ordering::Relaxed)],
                 });
             }

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::clock;
 use crate::interrupts::IrqGuard;
 use crate::kernel::Kernel;
+use crate::memory;
 use crate::per_cpu::Area;
 use flagstone_host::{Backtrace, Count, Cpus, Entropy, Event};
 use flagstone_types::{CpuId, Nid};
@@ -27,21 +28,17 @@ impl Cpus for Kernel {
 
     #[inline]
     fn nodes(&self) -> u32 {
-        1
+        memory::nodes()
     }
 
+    /// CPUs are dealt out to the nodes in turn.
     #[inline]
-    fn node_of(&self, _cpu: CpuId) -> Nid {
-        Nid(0)
+    fn node_of(&self, cpu: CpuId) -> Nid {
+        Nid((cpu.0 % memory::nodes()) as u16)
     }
 
-    #[inline]
-    fn current_node(&self) -> Nid {
-        Nid(0)
-    }
-
-    fn distance(&self, _from: Nid, _to: Nid) -> u32 {
-        10
+    fn distance(&self, from: Nid, to: Nid) -> u32 {
+        if from == to { 10 } else { 20 }
     }
 
     fn irq_guard(&self) -> IrqGuard<'_> {

@@ -48,8 +48,8 @@ struct Run {
     status: Option<i32>,
 }
 
-/// Boots the image with so many CPUs and MiB of memory; `None` if there is no QEMU.
-fn boot(cpus: u32, mib: u32) -> Option<Run> {
+/// Boots the image with so many CPUs, MiB of memory and memory nodes; `None` if there is no QEMU.
+fn boot(cpus: u32, mib: u32, nodes: u32) -> Option<Run> {
     if Command::new(QEMU).arg("--version").output().is_err() {
         eprintln!("skipped: {QEMU} is not installed");
         return None;
@@ -68,6 +68,7 @@ fn boot(cpus: u32, mib: u32) -> Option<Run> {
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
         .arg("-kernel")
         .arg(image())
+        .args(["-append", &format!("nodes={nodes}")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -147,14 +148,23 @@ impl Run {
 
 #[test]
 fn four_cpus_allocate_under_interrupts() {
-    if let Some(run) = boot(4, 256) {
+    if let Some(run) = boot(4, 256, 1) {
         run.assert_passed(4);
     }
 }
 
 #[test]
 fn one_cpu_is_enough() {
-    if let Some(run) = boot(1, 64) {
+    if let Some(run) = boot(1, 64, 1) {
         run.assert_passed(1);
+    }
+}
+
+#[test]
+fn objects_of_another_node_go_home() {
+    if let Some(run) = boot(4, 256, 2) {
+        run.assert_passed(4);
+        assert!(run.text.contains(" pages on node 1"), "{}", run.text);
+        assert!(run.number("slab_remote_free ") > 0, "{}", run.text);
     }
 }

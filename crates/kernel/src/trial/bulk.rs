@@ -6,7 +6,7 @@ use super::{Dice, SharedCache};
 use crate::{crew, heap};
 use flagstone_slab::CacheParams;
 
-const ROUNDS: u64 = 60;
+const ROUNDS: u64 = 500;
 const MOST: usize = 200;
 const WORDS: usize = 24;
 

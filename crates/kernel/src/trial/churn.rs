@@ -7,9 +7,9 @@ use super::Dice;
 use crate::{crew, heap};
 use flagstone_types::Gfp;
 
-const ROUNDS: usize = 6000;
+const ROUNDS: usize = 40_000;
 const LIVE: usize = 64;
-const SHRINK_EACH: usize = 500;
+const SHRINK_EACH: usize = 1000;
 
 #[derive(Clone, Copy)]
 struct Block {

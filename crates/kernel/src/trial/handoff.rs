@@ -9,7 +9,7 @@ use crate::services::mix;
 use crate::{crew, heap};
 use flagstone_slab::CacheParams;
 
-const MESSAGES: u64 = 4000;
+const MESSAGES: u64 = 8000;
 const SLOTS: usize = 64;
 
 #[repr(C)]

@@ -6,7 +6,7 @@ use super::Dice;
 use crate::{crew, heap};
 use flagstone_slab::CacheParams;
 
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 20;
 const OBJECTS: usize = 60;
 const CONSTRUCTED: u64 = 0x00c0_ffee_0bad_cafe;
 

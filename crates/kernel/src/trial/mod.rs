@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
 use crate::{apic, clock, crew, heap, serial, services};
-use flagstone_host::{Clock, Count, Entropy, Event};
+use flagstone_host::{Clock, Count, Cpus, Entropy, Event};
 use flagstone_slab::{Cache, CacheHandle, CacheParams, Caches, SlabInfo};
 use flagstone_types::Nid;
 
@@ -41,8 +41,10 @@ pub(crate) fn run() {
         Err(error) => panic!("the heap did not come up: {error}"),
     };
     let frames = caches.frames();
-    say!("memory: {} pages", frames.managed_count(Nid(0)));
-    warm_up(caches);
+    for nid in nodes() {
+        say!("memory: {} pages on node {nid}", frames.managed_count(nid));
+    }
+    crew::run(warm_up);
     let before = free_frames(caches);
 
     set_timers(TIMER_PERIOD);
@@ -93,8 +95,9 @@ pub(crate) fn run() {
     say!("all trials passed");
 }
 
-/// Uses every class, and the cache of caches, so much that its shared array is made, which stays.
-fn warm_up(caches: &Caches<Kernel>) {
+/// Uses every class, and the cache of caches, so much that the shared array of the CPU's node is made, which stays.
+fn warm_up(_cpu: usize) {
+    let caches = caches();
     const MOST: usize = 512;
     for class in flagstone_slab::KERNEL_CLASSES {
         let mut objects = [None; MOST];
@@ -123,7 +126,11 @@ fn warm_up(caches: &Caches<Kernel>) {
 fn free_frames(caches: &Caches<Kernel>) -> usize {
     caches.shrink_all();
     caches.frames().drain_page_lists();
-    caches.frames().free_count(Nid(0))
+    nodes().map(|nid| caches.frames().free_count(nid)).sum()
+}
+
+fn nodes() -> impl Iterator<Item = Nid> {
+    (0..Kernel.nodes() as u16).map(Nid)
 }
 
 /// Starts the timers of all CPUs, or with 0 ends them.

@@ -18,7 +18,7 @@ const TOKENS_EACH: usize = 32;
 const TOKENS: usize = CPUS * TOKENS_EACH;
 /// More than a CPU begins with, less than all: a push can find a stack full.
 const CAPACITY: u32 = 40;
-const DRAINS: usize = 100;
+const DRAINS: usize = 40;
 const DRAIN_EACH: usize = 200;
 /// Pairs of a pop and a push in a row: most of a CPU's time is to be spent in sections.
 const BURST: usize = 50;
