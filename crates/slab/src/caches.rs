@@ -12,6 +12,7 @@ use flagstone_types::{AllocError, Gfp, Nid};
 
 use crate::alien::AlienCaches;
 use crate::cache::{Cache, CacheFlags, CacheLinks, Constructor, Name, UserCopy};
+use crate::cache_list::CacheList;
 use crate::kmalloc::{Kmalloc, KmallocClass};
 use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
 use crate::node::Node;
@@ -73,7 +74,7 @@ pub struct Caches<H: Host> {
     pub(crate) nodes: u32,
     pub(crate) list: Mutex<H, classes::CacheList, CacheList<H>>,
     /// The cache that further caches' own structures come from.
-    cache_cache: Option<NonNull<Cache<H>>>,
+    pub(crate) cache_cache: Option<NonNull<Cache<H>>>,
     pub(crate) kmalloc: Kmalloc<H>,
     pub(crate) reports: crate::oom::ReportLimit,
 }
@@ -83,64 +84,11 @@ unsafe impl<H: Host> Send for Caches<H> {}
 // SAFETY: as above.
 unsafe impl<H: Host> Sync for Caches<H> {}
 
-/// The list of caches, newest first.
-pub(crate) struct CacheList<H: Host> {
-    first: *mut Cache<H>,
-    count: usize,
-}
-
-// SAFETY: the caches on the list are `Sync` and reached under the list's lock.
-unsafe impl<H: Host> Send for CacheList<H> {}
-
-impl<H: Host> CacheList<H> {
-    /// The caches.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Cache<H>> {
-        // SAFETY: listed caches are alive while the list is locked (S10).
-        let mut at = unsafe { self.first.as_ref() };
-        core::iter::from_fn(move || {
-            let cache = at?;
-            // SAFETY: as above.
-            at = unsafe { cache.links.next.as_ref() };
-            Some(cache)
-        })
-    }
-
-    fn link(&mut self, cache: NonNull<Cache<H>>) {
-        // SAFETY: the cache is new and the list is locked; only list operations touch `links`.
-        unsafe {
-            (*cache.as_ptr()).links = CacheLinks {
-                next: self.first,
-                prev: null_mut(),
-            };
-            if let Some(first) = self.first.as_mut() {
-                first.links.prev = cache.as_ptr();
-            }
-        }
-        self.first = cache.as_ptr();
-        self.count += 1;
-    }
-
-    fn unlink(&mut self, cache: NonNull<Cache<H>>) {
-        // SAFETY: the cache is on the list, which is locked.
-        unsafe {
-            let CacheLinks { next, prev } = (*cache.as_ptr()).links;
-            if let Some(next) = next.as_mut() {
-                next.links.prev = prev;
-            }
-            match prev.as_mut() {
-                Some(prev) => prev.links.next = next,
-                None => self.first = next,
-            }
-        }
-        self.count -= 1;
-    }
-}
-
 /// The right to a cache made by [`Caches::create`]; [`Caches::destroy`] takes it back. Dropping
 /// it leaves the cache alive for ever.
 pub struct CacheHandle<'c, H: Host> {
-    caches: &'c Caches<H>,
-    cache: NonNull<Cache<H>>,
+    pub(crate) caches: &'c Caches<H>,
+    pub(crate) cache: NonNull<Cache<H>>,
 }
 
 // SAFETY: a reference to a `Sync` cache.
@@ -186,32 +134,6 @@ impl<H: Host> fmt::Debug for CacheHandle<'_, H> {
     }
 }
 
-/// A cache was not destroyed because objects are still with users.
-pub struct Busy<'c, H: Host> {
-    /// How many objects.
-    pub objects: usize,
-    /// The cache, as it was but for free memory it has given back.
-    pub cache: CacheHandle<'c, H>,
-}
-
-impl<H: Host> fmt::Debug for Busy<'_, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Busy")
-            .field("objects", &self.objects)
-            .field("cache", &self.cache)
-            .finish()
-    }
-}
-
-impl<H: Host> fmt::Display for Busy<'_, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (objects, name) = (self.objects, self.cache.name());
-        write!(f, "cache {name}: {objects} objects are still in use")
-    }
-}
-
-impl<H: Host> core::error::Error for Busy<'_, H> {}
-
 impl<H: Host> Caches<H> {
     /// Brings the caches up over `frames`: the cache of caches, then one per class of `kmalloc`.
     /// What is returned lives as long as the machine.
@@ -236,10 +158,7 @@ impl<H: Host> Caches<H> {
                 policy,
                 improvements: Improvements::default(),
                 nodes,
-                list: lock_api::Mutex::new(CacheList {
-                    first: null_mut(),
-                    count: 0,
-                }),
+                list: lock_api::Mutex::new(CacheList::new()),
                 cache_cache: None,
                 kmalloc: Kmalloc::new(&host, kmalloc)?,
                 reports: crate::oom::ReportLimit::new(),
@@ -513,81 +432,6 @@ impl<H: Host> Caches<H> {
             caches: self,
             cache,
         })
-    }
-
-    /// Destroys a cache. If others share it, only this handle ends.
-    ///
-    /// Everything that is free goes back first; then no object may be with a user.
-    ///
-    /// # Errors
-    /// [`Busy`], with the number of objects still in use and the handle.
-    pub fn destroy<'c>(&'c self, handle: CacheHandle<'c, H>) -> Result<(), Busy<'c, H>> {
-        let cache = handle.cache;
-        {
-            // In one go: a handle that is handed out meanwhile would be one of a cache that ends.
-            let mut list = self.list.lock();
-            if handle.users.fetch_sub(1, Ordering::Relaxed) > 1 {
-                return Ok(());
-            }
-            list.unlink(cache);
-        }
-        self.shrink(&handle);
-        let objects = self.objects_used(&handle);
-        if objects != 0 {
-            let mut list = self.list.lock();
-            handle.users.fetch_add(1, Ordering::Relaxed);
-            list.link(cache);
-            drop(list);
-            return Err(Busy {
-                objects,
-                cache: handle,
-            });
-        }
-        // SAFETY: unlinked, this was the only handle, and no object is with a user: the context is alone with the cache.
-        unsafe { self.drain_unshared(&mut *cache.as_ptr()) };
-        // Lookups by pages are over after a grace period, and so may be the releases of type-safe slabs, unless some other
-        // context is just running them (S10, S11).
-        let mut spins = 0;
-        self.host().synchronize();
-        while handle.deferred.load(Ordering::Acquire) != 0 {
-            self.host().relax(spins);
-            self.host().poll();
-            spins = spins.saturating_add(1);
-        }
-        // SAFETY: alone with an empty cache; its structures came from the cache of caches, since permanent caches
-        // have no handle.
-        unsafe {
-            self.dismantle(cache);
-            if let Some(cache_cache) = self.cache_cache {
-                self.free(cache_cache.as_ref(), cache.cast());
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives back what an empty cache owns.
-    ///
-    /// # Safety
-    /// The caller is alone with the cache, which has no slabs.
-    unsafe fn dismantle(&self, cache: NonNull<Cache<H>>) {
-        // SAFETY: as promised.
-        let cache = unsafe { &mut *cache.as_ptr() };
-        for nid in 0..self.nodes as u16 {
-            let memory = cache.node(Nid(nid)).lists.lock().shared.memory.take();
-            if let Some(run) = memory {
-                self.frames.free_run(run);
-            }
-        }
-        let sequence = cache.sequence.retract();
-        if let Some(sequence) = NonNull::new(sequence.cast::<u8>()) {
-            // SAFETY: allocated by `kmalloc` when it was published.
-            unsafe { self.kfree(sequence) };
-        }
-        if let Some(run) = cache.alien_memory.take() {
-            self.frames.free_run(run);
-        }
-        // SAFETY: drained, untagged (its slabs are gone), and never used again (A11).
-        unsafe { ManuallyDrop::drop(&mut cache.array) };
     }
 
     /// Calls `each` with every cache, newest first, under the list's lock.

@@ -15,8 +15,10 @@
 mod alien;
 mod alloc;
 mod cache;
+mod cache_list;
 mod caches;
 mod drain;
+mod ending;
 mod fork;
 mod free;
 mod grow;
@@ -34,8 +36,9 @@ mod record;
 mod tuning;
 
 pub use cache::{Cache, CacheFlags, Constructor, UserCopy};
-pub use caches::{Busy, CacheHandle, CacheParams, Caches};
+pub use caches::{CacheHandle, CacheParams, Caches};
 pub use drain::Reaped;
+pub use ending::Busy;
 pub use info::SlabInfo;
 pub use kmalloc::{Found, KERNEL_CLASSES, KmallocClass};
 pub use kmalloc_sets::KmallocSet;

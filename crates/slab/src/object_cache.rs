@@ -7,7 +7,8 @@ use core::ptr::NonNull;
 use flagstone_host::Host;
 use flagstone_types::{AllocError, Gfp};
 
-use crate::caches::{Busy, CacheHandle, CacheParams, Caches};
+use crate::caches::{CacheHandle, CacheParams, Caches};
+use crate::ending::Busy;
 
 /// A cache of values of type `T`.
 pub struct ObjectCache<'c, H: Host, T> {
