@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -54,6 +54,10 @@ fn boot(cpus: u32, mib: u32, nodes: u32) -> Option<Run> {
         eprintln!("skipped: {QEMU} is not installed");
         return None;
     }
+    let image = image();
+    // One machine at a time: simulated CPUs that wait for each other are slow when they share few real ones.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut qemu = Command::new(QEMU)
         .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
         .args(["-smp", &cpus.to_string(), "-m", &mib.to_string()])
@@ -67,7 +71,7 @@ fn boot(cpus: u32, mib: u32, nodes: u32) -> Option<Run> {
         ])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
         .arg("-kernel")
-        .arg(image())
+        .arg(image)
         .args(["-append", &format!("nodes={nodes}")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

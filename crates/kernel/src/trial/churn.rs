@@ -7,7 +7,7 @@ use super::Dice;
 use crate::{crew, heap};
 use flagstone_types::Gfp;
 
-const ROUNDS: usize = 40_000;
+const ROUNDS: usize = 15_000;
 const LIVE: usize = 64;
 const SHRINK_EACH: usize = 1000;
 
