@@ -94,6 +94,7 @@ impl<H: Host> Caches<H> {
     unsafe fn dismantle(&self, cache: NonNull<Cache<H>>) {
         // SAFETY: as promised.
         let cache = unsafe { &mut *cache.as_ptr() };
+        debug_assert_eq!(*cache.deferred.get_mut(), 0, "slabs still wait (S10)");
         for nid in 0..self.nodes as u16 {
             let memory = cache.node(Nid(nid)).lists.lock().shared.memory.take();
             if let Some(run) = memory {

@@ -291,7 +291,9 @@ pub(crate) struct ReadGuard(&'static Board);
 
 impl Drop for ReadGuard {
     fn drop(&mut self) {
-        self.0.readers.fetch_sub(1, SeqCst);
+        if !std::thread::panicking() {
+            self.0.readers.fetch_sub(1, SeqCst);
+        }
     }
 }
 
@@ -362,7 +364,9 @@ unsafe impl<C: LockClass> lock_api::RawMutex for RawLock<C> {
     }
 
     unsafe fn unlock(&self) {
-        self.0.store(false, SeqCst);
+        if !std::thread::panicking() {
+            self.0.store(false, SeqCst);
+        }
     }
 }
 
@@ -379,7 +383,13 @@ pub(crate) struct Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        for stack in &self.stacks.stacks {
+        // What unwinds after a failure is outside of the model, where its atomics can not be used.
+        let stacks = if std::thread::panicking() {
+            &[][..]
+        } else {
+            &self.stacks.stacks
+        };
+        for stack in stacks {
             assert_eq!(stack.count.load(SeqCst), 0, "an array is dropped in use");
         }
         let mut arrays = self.board.arrays.lock().expect("not poisoned");
@@ -393,7 +403,9 @@ pub(crate) struct Stopped(&'static Board);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        self.0.stopped.fetch_sub(1, SeqCst);
+        if !std::thread::panicking() {
+            self.0.stopped.fetch_sub(1, SeqCst);
+        }
     }
 }
 
