@@ -63,8 +63,7 @@ pub(crate) fn contention(plan: &Plan) -> Result<()> {
         print_stages(stages, plan.objects);
     }
     if let Some(exchange) = &exchange {
-        let title =
-            "Allocated on one CPU, freed on another, nanoseconds from one object to the next";
+        let title = "Allocated on one CPU, freed on another, nanoseconds from object to object";
         let rows = by_size(SHORT_SIZES, "exchange", "");
         println!("{}", exchange.table(title, "bytes", &rows, &[ALL]));
     }
@@ -127,16 +126,12 @@ fn print_preloaded(field: &Field, results: &Results) {
 }
 
 fn print_stages(stages: &Inside, objects: u32) {
-    println!(
-        "Object caches with published arrays; each stage adds an improvement to the one before:"
-    );
+    println!("Object caches with published arrays; each stage adds to the one before:");
     println!("  +colour   the next colour is taken without the node's lock");
     println!("  +refill   a new slab gives the CPU its objects before it is linked");
     println!("  +look     free objects are looked for without the lock");
     println!("  +release  slabs to give back are chosen once after a batch of frees");
-    println!(
-        "`shipped` has all of them and malloc's arrays, which grow. `ratio`: +release by before.\n"
-    );
+    println!("`shipped`: all, and malloc's arrays, which grow. `ratio`: +release by before.\n");
     for (what, title) in [("alloc", "allocations"), ("free", "frees")] {
         let title = format!("{objects} {title} on each CPU, nanoseconds");
         let rows = by_size(SHORT_SIZES, "stages", what);
@@ -149,7 +144,7 @@ fn print_stages(stages: &Inside, objects: u32) {
         .map(|c| c.name.as_str())
         .collect();
     let mut table = Table::new(
-        "Cycles of an allocation/a free, median; each stage's published figure below it",
+        "Cycles of an allocation/a free, median; what was published below it",
         std::iter::once("bytes")
             .chain(names.iter().copied())
             .map(String::from),
@@ -173,9 +168,7 @@ fn print_stages(stages: &Inside, objects: u32) {
 }
 
 fn print_steps(steps: &Inside) {
-    println!(
-        "Eight simulated CPUs with pages of 4 KiB, per 1,000 operations; medians over schedules.\n"
-    );
+    println!("Eight simulated CPUs, pages of 4 KiB, per 1,000 operations; medians.\n");
     for (what, title) in [
         ("locks", "Node locks taken"),
         ("steps", "Steps under node locks"),

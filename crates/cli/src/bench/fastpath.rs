@@ -68,10 +68,10 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
         .transpose()?;
 
     println!(
-        "Nanoseconds per operation, minimum/median of {} rounds; `ratio` is Flagstone's median",
+        "Nanoseconds per operation, minimum/median of {} rounds; `ratio` is Flagstone's",
         plan.rounds
     );
-    println!("as a multiple of the best rival's. Published columns: cycles in a kernel.\n");
+    println!("median as a multiple of the best rival's. Published: cycles in a kernel.\n");
     if let Some((field, results)) = &by_preloading {
         print_preloaded(&preloaded, field, results);
     }
@@ -95,12 +95,10 @@ pub(crate) fn fastpath(plan: &Plan) -> Result<()> {
 }
 
 fn print_linked(linked: &Inside, objects: u32) {
-    println!(
-        "Linked into one program, called by pointer; `inlined` is Flagstone without the call.\n"
-    );
+    println!("Linked into one program, called by pointer; `inlined`: without the call.\n");
     let batch = format!("{objects} objects allocated, then freed: a pair");
     let free = format!("{objects} objects: free alone");
-    let touched = format!("{objects} objects allocated and written to, then freed: a pair");
+    let touched = format!("{objects} objects allocated, written to, then freed: a pair");
     let tables = [
         (
             "One object allocated and freed",

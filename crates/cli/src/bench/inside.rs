@@ -67,7 +67,7 @@ pub(crate) fn measure(plan: &Plan, jobs: &[Job]) -> Result<Inside> {
     }
     let absent = first.not_built().iter().map(|name| Absent {
         name: format!("{name}, linked in"),
-        reason: "built without it; cargo run --release --features rivals -- bench fastpath".into(),
+        reason: "cargo run --release --features rivals".into(),
     });
     let field = Field {
         absent: absent.collect(),

@@ -129,10 +129,8 @@ const LINKED: Ratio = Ratio {
 };
 
 fn print_placement(placement: &Inside, plan: &Plan) {
-    println!(
-        "Index in a free object, or elsewhere (as where objects have a constructor). A slab of a"
-    );
-    println!("process has 64 KiB: below 512 bytes the index does not fit into one object.\n");
+    println!("Index in a free object, or elsewhere (as where objects have a constructor).");
+    println!("Slabs of a process have 64 KiB: their indexes do not fit into small objects.\n");
     for (what, title) in [("alloc", "allocated"), ("free", "freed")] {
         let title = format!("{} objects {title}, nanoseconds", plan.objects);
         let rows = by_size(SHORT_SIZES, "placement", what);
@@ -172,12 +170,8 @@ fn print_placement(placement: &Inside, plan: &Plan) {
 }
 
 fn print_index(index: &Inside, plan: &Plan) {
-    println!(
-        "The index by itself: numbers side by side (array), or each free object naming the next"
-    );
-    println!(
-        "(linked, the variant that the published work rejected). No arrays, locks or lists.\n"
-    );
+    println!("The index by itself: numbers side by side (array), or each free object naming");
+    println!("the next (linked, which the published work rejected).\n");
     for (what, title) in [("alloc", "taken"), ("free", "given back in another order")] {
         let title = format!("{} objects {title}, nanoseconds", plan.objects);
         let rows = by_size(SHORT_SIZES, "index", what);
@@ -266,11 +260,12 @@ fn print_rule(data: &Layouts) {
     println!("{table}");
     let percent = |value| number(Some(value));
     println!(
-        "Mean share of a slab that holds no object: {} % before, {} % after, {} % linked\n",
+        "Mean share of a slab that holds no object: {} % before, {} % after, {} %",
         percent(data.waste_before_percent),
         percent(data.waste_after_percent),
         percent(data.waste_linked_percent)
     );
+    println!("with objects linked by their numbers\n");
 }
 
 fn work_out() -> Result<Layouts> {
