@@ -106,6 +106,12 @@ pub trait Backing {
         false
     }
 
+    /// Told that the caller's frames, known to be zero, will be used up soon and in full: an owner that hands memory out page by
+    /// page may do so for all of them at once. Contents stay zero.
+    fn populate(&self, frames: PfnRange) {
+        let _ = frames;
+    }
+
     /// How many of the free frames in `frames` have contents, that is: are not known to be zero and
     /// would give memory back if they were released.
     fn touched(&self, frames: PfnRange) -> usize {

@@ -21,6 +21,11 @@ pub(crate) const NOT_FOR_PAGES: Gfp = Gfp::ZERO
     .union(Gfp::RECLAIMABLE)
     .union(Gfp::WRITE);
 
+/// A cache with so many slabs is likely to use up the next one: at most an eighth more memory is taken for it than is used.
+const SLABS_OF_A_BUSY_CACHE: usize = 8;
+/// Objects of at most so many bytes touch every page of a slab when all of them are used.
+const SMALLEST_PAGE: usize = 4096;
+
 impl<H: Host> Caches<H> {
     /// Makes a slab, on node `nid` if there is room. It is on no list and the caller's; it may lie on another node than asked.
     ///
@@ -59,8 +64,13 @@ impl<H: Host> Caches<H> {
                     unsafe { self.free(cache.as_ref(), object) };
                 }
             })?;
+        let untouched = block.zero();
         let (pfn, _) = block.into_raw();
         let nid = host.nid(pfn);
+        let fills_pages = layout.size as usize <= SMALLEST_PAGE;
+        if untouched && fills_pages && cache.node(nid).slabs_hint() >= SLABS_OF_A_BUSY_CACHE {
+            host.populate(PfnRange::new(pfn, layout.order.pages()));
+        }
         let base = host.frame_ptr(pfn);
         let colour = self.next_colour(cache, nid);
         // SAFETY: the colour, the objects and the index lie within the block (layout), which is ours (M1).

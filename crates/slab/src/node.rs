@@ -22,6 +22,8 @@ pub(crate) struct Node<H: Host> {
     pub(crate) lists: Mutex<H, classes::SlabNode, Lists<H>>,
     /// Objects in the slabs' indexes (S4).
     free_objects: AtomicUsize,
+    /// Slabs, as a hint.
+    slabs: AtomicUsize,
     /// Objects in the shared array, as a hint.
     shared_len: AtomicU32,
     /// Whether the shared array waits for its memory, as a hint.
@@ -182,6 +184,7 @@ impl<H: Host> Node<H> {
                 overflowed: false,
             }),
             free_objects: AtomicUsize::new(0),
+            slabs: AtomicUsize::new(0),
             shared_len: AtomicU32::new(0),
             shared_missing: AtomicBool::new(arrays.shared_capacity != 0),
             colour_next: AtomicU32::new(0),
@@ -189,6 +192,11 @@ impl<H: Host> Node<H> {
             aliens,
             nid,
         }
+    }
+
+    /// Slabs of the node, as a hint.
+    pub(crate) fn slabs_hint(&self) -> usize {
+        self.slabs.load(Ordering::Relaxed)
     }
 
     /// Whether there was anything to fetch a moment ago. Reads without the lock: a stale
@@ -240,6 +248,8 @@ impl<H: Host> Drop for LockedNode<'_, H> {
         self.node
             .shared_missing
             .store(self.lists.shared_missing(), Ordering::Relaxed);
+        let slabs = self.lists.partial.len() + self.lists.full.len() + self.lists.free.len();
+        self.node.slabs.store(slabs, Ordering::Relaxed);
         let host = self.frames.host();
         host.count(Event::SlabNodeLock, 1);
         host.count(Event::SlabNodeSteps, self.steps);

@@ -330,6 +330,10 @@ impl<F: ArrayForm> Backing for ProcessWith<F> {
         touched::take(frames)
     }
 
+    fn populate(&self, frames: PfnRange) {
+        touched::populate(frames);
+    }
+
     fn touched(&self, frames: PfnRange) -> usize {
         touched::touched(frames)
     }

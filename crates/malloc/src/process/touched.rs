@@ -48,6 +48,17 @@ pub(super) fn touched(frames: PfnRange) -> usize {
     touched
 }
 
+/// Has the system make pages for frames that read as zero. Where it can not, they come one by one as they are touched.
+pub(super) fn populate(frames: PfnRange) {
+    const MADV_POPULATE_WRITE: i32 = 23;
+    let (at, length) = (
+        frames.start.0 << FRAME_SHIFT,
+        frames.pages << FRAME_SHIFT,
+    );
+    // SAFETY: this advice changes no contents.
+    let _ = unsafe { syscall::advise(at, length, MADV_POPULATE_WRITE) };
+}
+
 /// Gives the memory of frames back to the system. The caller owns them.
 pub(super) fn release(frames: PfnRange) -> bool {
     if !place(frames.start).is_some_and(|p| covers(&p, frames.pages)) {
