@@ -31,6 +31,7 @@ const FIELDS: &[Field] = &[
     ("FAST", offset_of!(Fast, first) as u64, "first"),
     ("FAST", offset_of!(Fast, frames) as u64, "frames"),
     ("FAST", offset_of!(Fast, map) as u64, "map"),
+    ("FAST", offset_of!(Fast, slices) as u64, "slices"),
     ("PLACES", offset_of!(Places, fine) as u64, "fine"),
     ("PLACES", offset_of!(Places, coarse) as u64, "coarse"),
 ];

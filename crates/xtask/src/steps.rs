@@ -42,6 +42,8 @@ const STEPS: &[Step] = &[
             "clippy",
             "--workspace",
             "--all-targets",
+            "--features",
+            "flagstone-cli/rivals",
             "--",
             "-D",
             "warnings",
