@@ -127,16 +127,22 @@ impl Drop for Board {
     }
 }
 
-/// Runs `f` on a board with caches, and takes everything down again.
-pub(crate) fn on_board(kind: Kind, f: impl FnOnce(&'static Caches<&'static Board>)) {
+/// Runs `f` on a board without caches, and takes it down again.
+pub(crate) fn on_bare_board(kind: Kind, f: impl FnOnce(&'static Board)) {
     let board = Box::into_raw(Box::new(Board::new(kind)));
     // SAFETY: M3: the board lives until the end of this function, after everything that refers to it.
-    let host: &'static Board = unsafe { &*board };
-    let frames = Frames::new(host).expect("memory for the page allocator");
-    frames.set_min_free(Some(0));
-    f(Caches::boot(frames, POLICY, CLASSES).expect("memory for the caches"));
+    f(unsafe { &*board });
     // SAFETY: M3: as above; every thread of the model has ended.
     drop(unsafe { Box::from_raw(board) });
+}
+
+/// Runs `f` on a board with caches, and takes everything down again.
+pub(crate) fn on_board(kind: Kind, f: impl FnOnce(&'static Caches<&'static Board>)) {
+    on_bare_board(kind, |host| {
+        let frames = Frames::new(host).expect("memory for the page allocator");
+        frames.set_min_free(Some(0));
+        f(Caches::boot(frames, POLICY, CLASSES).expect("memory for the caches"));
+    });
 }
 
 const CLASSES: &[KmallocClass] = &[KmallocClass {
