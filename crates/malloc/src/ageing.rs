@@ -73,7 +73,10 @@ fn keep(caches: &Caches<Process>) -> usize {
     let heap: usize = (0..nodes as u16)
         .map(|nid| {
             let nid = Nid(nid);
-            caches.frames().managed_count(nid).saturating_sub(caches.frames().free_count(nid))
+            caches
+                .frames()
+                .managed_count(nid)
+                .saturating_sub(caches.frames().free_count(nid))
         })
         .sum();
     (heap * Process::PAGE_SIZE / KEEP_SHARE).clamp(KEEP.0, KEEP.1)

@@ -93,7 +93,11 @@ const fn name(class: usize) -> &'static str {
 
 /// The classes as `slab` wants them.
 pub static CLASSES: [KmallocClass; COUNT] = {
-    let mut classes = [KmallocClass { name: "", size: 0, align: 1 }; COUNT];
+    let mut classes = [KmallocClass {
+        name: "",
+        size: 0,
+        align: 1,
+    }; COUNT];
     let mut class = 0;
     while class < COUNT {
         classes[class] = KmallocClass {
@@ -178,8 +182,12 @@ mod tests {
     #[test]
     fn classes_ascend_in_granules_and_are_named_by_size() {
         assert!(SIZES.windows(2).all(|w| w[0] < w[1]));
-        assert!(SIZES.iter().all(|s| *s as usize % GRANULE == 0));
-        assert!(SIZES.iter().all(|s| *s as usize <= FINE_MAX || *s as usize % COARSE_STEP == 0));
+        assert!(SIZES.iter().all(|s| (*s as usize).is_multiple_of(GRANULE)));
+        assert!(
+            SIZES
+                .iter()
+                .all(|s| *s as usize <= FINE_MAX || (*s as usize).is_multiple_of(COARSE_STEP))
+        );
         assert_eq!(SIZES[COUNT - 1] as usize, LARGEST);
         assert_eq!(CLASSES[0].name, "malloc-16");
         assert_eq!(CLASSES[COUNT - 1].name, "malloc-65536");
@@ -190,7 +198,9 @@ mod tests {
         for align in [16, 32, 64, 128, 1024, 4096] {
             for size in [1, 16, 17, 100, 1000, 5000, 40_000] {
                 let class = aligned_class_of(size, align).unwrap();
-                assert!(SIZES[class] as usize >= size && SIZES[class] as usize % align == 0);
+                assert!(
+                    SIZES[class] as usize >= size && (SIZES[class] as usize).is_multiple_of(align)
+                );
             }
         }
         assert_eq!(aligned_class_of(1, 8192), None);

@@ -3,7 +3,6 @@
 //! Their records are in a hash table of their own (open addressing, keyed by the address handed out), so that a
 //! foreign pointer is told from one of ours without reading the memory it points to.
 
-use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 use flagstone_host::classes::HostInner;
@@ -38,8 +37,12 @@ struct Table {
 // SAFETY: the places are reached through the table's lock only.
 unsafe impl Send for Table {}
 
-static TABLE: lock_api::Mutex<Lock<HostInner>, Table> =
-    lock_api::Mutex::new(Table { places: core::ptr::null_mut(), size: 0, used: 0, bytes: 0 });
+static TABLE: lock_api::Mutex<Lock<HostInner>, Table> = lock_api::Mutex::new(Table {
+    places: core::ptr::null_mut(),
+    size: 0,
+    used: 0,
+    bytes: 0,
+});
 
 const FIRST_SIZE: usize = PAGE / size_of::<Mapping>();
 
@@ -122,7 +125,10 @@ impl Table {
             }
             next = (next + 1) & mask;
         }
-        self.places()[gap] = Mapping { address: 0, length: 0 };
+        self.places()[gap] = Mapping {
+            address: 0,
+            length: 0,
+        };
         self.used -= 1;
         self.bytes -= removed.length;
         removed
@@ -134,7 +140,10 @@ impl Table {
 /// # Errors
 /// [`AllocError::OutOfMemory`].
 pub(crate) fn allocate(size: usize, align: usize) -> Result<NonNull<u8>, AllocError> {
-    let length = size.checked_next_multiple_of(PAGE).ok_or(AllocError::TooLarge)?.max(PAGE);
+    let length = size
+        .checked_next_multiple_of(PAGE)
+        .ok_or(AllocError::TooLarge)?
+        .max(PAGE);
     let slack = if align > PAGE { align } else { 0 };
     let mapped = length.checked_add(slack).ok_or(AllocError::TooLarge)?;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -171,7 +180,11 @@ pub(crate) fn find(address: usize) -> Option<Mapping> {
 pub(crate) fn offset_in(address: usize) -> Option<usize> {
     let mut table = TABLE.lock();
     let inside = |m: &&mut Mapping| m.address != 0 && address.wrapping_sub(m.address) < m.length;
-    table.places().iter_mut().find(inside).map(|m| address - m.address)
+    table
+        .places()
+        .iter_mut()
+        .find(inside)
+        .map(|m| address - m.address)
 }
 
 /// Frees the mapping at `address`; `false` if there is none.
@@ -181,7 +194,9 @@ pub(crate) fn offset_in(address: usize) -> Option<usize> {
 pub(crate) unsafe fn free(address: usize) -> bool {
     let mapping = {
         let mut table = TABLE.lock();
-        let Some(at) = table.find(address) else { return false };
+        let Some(at) = table.find(address) else {
+            return false;
+        };
         table.remove(at)
     };
     // SAFETY: as promised.
@@ -197,7 +212,10 @@ pub(crate) unsafe fn free(address: usize) -> bool {
 /// # Safety
 /// The caller owns it, and uses what is returned from then on.
 pub(crate) unsafe fn resize(address: usize, size: usize) -> Result<NonNull<u8>, AllocError> {
-    let length = size.checked_next_multiple_of(PAGE).ok_or(AllocError::TooLarge)?.max(PAGE);
+    let length = size
+        .checked_next_multiple_of(PAGE)
+        .ok_or(AllocError::TooLarge)?
+        .max(PAGE);
     // Taken out first, so that the place it leaves can be used by another mapping at once.
     let old = {
         let mut table = TABLE.lock();
@@ -229,7 +247,11 @@ pub(crate) unsafe fn resize(address: usize, size: usize) -> Result<NonNull<u8>, 
 ///
 /// # Safety
 /// The caller owns the memory; both are multiples of the system's page size.
-pub(crate) unsafe fn adopt(from: usize, length: usize, size: usize) -> Result<NonNull<u8>, AllocError> {
+pub(crate) unsafe fn adopt(
+    from: usize,
+    length: usize,
+    size: usize,
+) -> Result<NonNull<u8>, AllocError> {
     // First a mapping of the same length, so that what comes out is one mapping to the kernel and can grow.
     let to = allocate(length, PAGE)?;
     let address = to.as_ptr() as usize;
@@ -240,7 +262,7 @@ pub(crate) unsafe fn adopt(from: usize, length: usize, size: usize) -> Result<No
         return Err(AllocError::OutOfMemory);
     }
     // SAFETY: the mapping is ours.
-    unsafe { resize(address, size) }.or_else(|error| {
+    unsafe { resize(address, size) }.inspect_err(|_| {
         // SAFETY: both places are ours; what came from there goes back.
         unsafe {
             let back = syscall::move_pages(address, length, from);
@@ -249,7 +271,6 @@ pub(crate) unsafe fn adopt(from: usize, length: usize, size: usize) -> Result<No
             }
             free(address);
         }
-        Err(error)
     })
 }
 
@@ -261,7 +282,7 @@ pub(crate) fn totals() -> (usize, usize) {
 
 /// Takes the table's lock, for a fork.
 pub(crate) fn lock_for_fork() {
-    let _ = ManuallyDrop::new(TABLE.lock());
+    core::mem::forget(TABLE.lock());
 }
 
 /// Releases it, in the parent and in the child.
@@ -286,7 +307,10 @@ mod tests {
             let mapping = find(at.as_ptr() as usize).unwrap();
             assert!(mapping.length >= size && mapping.length < size + PAGE);
             assert_eq!(find(at.as_ptr() as usize + 1), None);
-            assert_eq!(offset_in(at.as_ptr() as usize + mapping.length - 1), Some(mapping.length - 1));
+            assert_eq!(
+                offset_in(at.as_ptr() as usize + mapping.length - 1),
+                Some(mapping.length - 1)
+            );
             // SAFETY: ours, and large enough.
             unsafe { at.write(7) };
         }
@@ -314,8 +338,9 @@ mod tests {
 
     #[test]
     fn the_table_grows_and_closes_gaps() {
-        let all: Vec<usize> =
-            (0..1000).map(|_| allocate(1, 1).unwrap().as_ptr() as usize).collect();
+        let all: Vec<usize> = (0..1000)
+            .map(|_| allocate(1, 1).unwrap().as_ptr() as usize)
+            .collect();
         for at in all.iter().step_by(2) {
             // SAFETY: ours.
             assert!(unsafe { free(*at) });

@@ -38,7 +38,11 @@ pub fn allocate(size: usize) -> *mut u8 {
     };
     // SAFETY: places in the table are those of arrays, or 0 (P11).
     let object = unsafe { fast::pop(fast::stack_at(place.load(Ordering::Relaxed))) };
-    if object.is_null() { allocate_slow(size) } else { object }
+    if object.is_null() {
+        allocate_slow(size)
+    } else {
+        object
+    }
 }
 
 /// Frees what [`allocate`] and its relatives returned; null is fine. A pointer that is no allocation ends the process, where that is noticed.
@@ -49,7 +53,7 @@ pub fn allocate(size: usize) -> *mut u8 {
 pub unsafe fn free(object: *mut u8) {
     let place = fast::place_at(object.addr());
     // A thread that slept since its last section looks after ageing first, on the slow path.
-    if !fast::slept() && object.addr() % ALIGN == 0 {
+    if !fast::slept() && object.addr().is_multiple_of(ALIGN) {
         // SAFETY: it is an entry of the map, or 0.
         if unsafe { fast::push_home(place, object) } > 0 {
             return;
@@ -64,7 +68,9 @@ pub unsafe fn free(object: *mut u8) {
 #[inline(never)]
 #[must_use]
 pub fn allocate_slow(size: usize) -> *mut u8 {
-    let Ok(caches) = heap() else { return null_mut() };
+    let Ok(caches) = heap() else {
+        return null_mut();
+    };
     ageing::tick(caches);
     if size <= LARGEST_OBJECT {
         return match caches.class_cache(classes::class_of(size)) {
@@ -118,7 +124,9 @@ pub fn allocate_zeroed(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn allocate_zeroed_large(size: usize) -> *mut u8 {
-    let Ok(caches) = heap() else { return null_mut() };
+    let Ok(caches) = heap() else {
+        return null_mut();
+    };
     ageing::tick(caches);
     match allocate_large(caches, size) {
         Ok((at, zero)) => {
@@ -136,12 +144,18 @@ fn allocate_zeroed_large(size: usize) -> *mut u8 {
 #[inline]
 #[must_use]
 pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
-    if align <= ALIGN { allocate(size) } else { allocate_aligned_more(size, align) }
+    if align <= ALIGN {
+        allocate(size)
+    } else {
+        allocate_aligned_more(size, align)
+    }
 }
 
 #[inline(never)]
 fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
-    let Ok(caches) = heap() else { return null_mut() };
+    let Ok(caches) = heap() else {
+        return null_mut();
+    };
     if let Some(class) = classes::aligned_class_of(size, align) {
         // The object of the whole class, so that its size finds the class again.
         return allocate(classes::SIZES[class] as usize);
@@ -167,7 +181,9 @@ fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
 /// The allocation is live.
 #[must_use]
 pub unsafe fn usable_size(object: *mut u8) -> usize {
-    let Some(object) = NonNull::new(object) else { return 0 };
+    let Some(object) = NonNull::new(object) else {
+        return 0;
+    };
     match find(object) {
         Ok(Kind::Object(cache)) => cache.usable_size(),
         Ok(Kind::Run(frames)) => frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE,
@@ -184,7 +200,9 @@ enum Kind {
 }
 
 fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
-    let Some(caches) = caches() else { return Err(FreeError::Foreign) };
+    let Some(caches) = caches() else {
+        return Err(FreeError::Foreign);
+    };
     match caches.find(object) {
         Ok(Found::Object(cache)) => Ok(Kind::Object(cache)),
         Ok(Found::Large(frames)) => Ok(Kind::Run(frames)),
@@ -204,7 +222,9 @@ fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
 #[cold]
 #[inline(never)]
 pub unsafe fn free_slow(object: *mut u8) {
-    let Some(object) = NonNull::new(object) else { return };
+    let Some(object) = NonNull::new(object) else {
+        return;
+    };
     match (find(object), caches()) {
         // SAFETY: as promised.
         (Ok(Kind::Object(cache)), Some(caches)) => unsafe {
@@ -276,7 +296,9 @@ unsafe fn reallocate_run(
     size: usize,
 ) -> *mut u8 {
     let have = frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE;
-    let Some(caches) = caches() else { return null_mut() };
+    let Some(caches) = caches() else {
+        return null_mut();
+    };
     // SAFETY: the caller owns the run, for each.
     unsafe {
         if size > LARGEST_OBJECT && large::resize(caches, frames, size).is_ok() {

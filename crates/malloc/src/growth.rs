@@ -13,7 +13,9 @@ use crate::heap;
 use crate::process::Process;
 
 /// The one reclaimer of the process.
-pub(crate) static GROWTH: Growth = Growth { reaped_at: AtomicUsize::new(0) };
+pub(crate) static GROWTH: Growth = Growth {
+    reaped_at: AtomicUsize::new(0),
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -48,7 +50,10 @@ impl Reclaimer<Process> for Growth {
             pages if pages > largest => pages + largest,
             pages => 2 * pages,
         };
-        let mut pages = (have / 8).clamp(LEAST, MOST).max(need).next_multiple_of(LEAST);
+        let mut pages = (have / 8)
+            .clamp(LEAST, MOST)
+            .max(need)
+            .next_multiple_of(LEAST);
         let host = frames.host();
         loop {
             match host.grow(nid, pages) {

@@ -110,7 +110,9 @@ fn bring_up() -> Result<&'static Caches<Process>, AllocError> {
 /// From here on the fast paths work.
 fn publish_places(caches: &Caches<Process>) {
     let place = |class: u8| {
-        let tag = caches.class_cache(class as usize).map_or(0, |c| c.array().tag());
+        let tag = caches
+            .class_cache(class as usize)
+            .map_or(0, |c| c.array().tag());
         u32::from(tag) << TAG_SHIFT
     };
     for (slot, class) in PLACES.fine.iter().zip(FINE) {
@@ -128,7 +130,8 @@ const SHARED_BYTES: (usize, usize) = (128 << 10, 8 << 20);
 
 /// The arrays of a cache of objects of `size` bytes. Limits are in bytes and grow with use.
 fn arrays(size: usize) -> ArrayTuning {
-    let objects = |bytes: usize, least: usize, most: usize| (bytes / size).clamp(least, most) as u32;
+    let objects =
+        |bytes: usize, least: usize, most: usize| (bytes / size).clamp(least, most) as u32;
     let limit = objects(ARRAY_BYTES.0, 4, 128);
     ArrayTuning {
         capacity: objects(ARRAY_BYTES.1, 8, 2046),
@@ -141,7 +144,12 @@ fn arrays(size: usize) -> ArrayTuning {
 
 /// What a process chooses. A slab is at least a frame of 64 KiB; larger ones where little is wasted that way.
 pub const POLICY: Policy = Policy {
-    layout: LayoutPolicy { min_order: 0, max_order: 3, min_objects: 16, cache_line: 64 },
+    layout: LayoutPolicy {
+        min_order: 0,
+        max_order: 3,
+        min_objects: 16,
+        cache_line: 64,
+    },
     arrays,
     alien_limit: 32,
     adaptive: true,

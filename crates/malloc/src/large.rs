@@ -40,11 +40,19 @@ pub(crate) fn allocate_aligned(
     let order = Order::covering(align / FRAME).ok_or(AllocError::TooLarge)?;
     let pages = size.div_ceil(FRAME).max(1);
     let flags = Gfp::KERNEL | Gfp::NOWARN;
-    own(caches, caches.frames().alloc_run_aligned(flags, pages, order, None)?)
+    own(
+        caches,
+        caches
+            .frames()
+            .alloc_run_aligned(flags, pages, order, None)?,
+    )
 }
 
 fn own(caches: &Caches<Process>, run: PageRun) -> Result<NonNull<u8>, AllocError> {
-    let page = caches.frames().page(run.start()).ok_or(AllocError::InvalidArgument)?;
+    let page = caches
+        .frames()
+        .page(run.start())
+        .ok_or(AllocError::InvalidArgument)?;
     page.set_kind(PageKind::Large);
     let PfnRange { start, .. } = run.into_raw();
     Ok(caches.host().frame_ptr(start))
@@ -69,7 +77,10 @@ pub(crate) unsafe fn resize(
     // SAFETY: as promised; the run is put back below whatever happens.
     let mut run = unsafe { PageRun::from_raw(frames) };
     let result = if pages > frames.pages {
-        caches.frames().grow_run(&mut run, pages - frames.pages).map(drop)
+        caches
+            .frames()
+            .grow_run(&mut run, pages - frames.pages)
+            .map(drop)
     } else {
         caches.frames().shrink_run(&mut run, pages)
     };
@@ -86,5 +97,7 @@ pub(crate) unsafe fn free(caches: &Caches<Process>, frames: PfnRange) {
         page.set_kind(PageKind::Allocated);
     }
     // SAFETY: as promised.
-    caches.frames().free_run(unsafe { PageRun::from_raw(frames) });
+    caches
+        .frames()
+        .free_run(unsafe { PageRun::from_raw(frames) });
 }

@@ -28,7 +28,10 @@ fn stop(object: NonNull<u8>, error: FreeError, cache: Option<&str>) -> ! {
     };
     match cache {
         Some(cache) => {
-            host.log(Level::Error, format_args!("{what} of {object:p}: {error} (cache {cache})"));
+            host.log(
+                Level::Error,
+                format_args!("{what} of {object:p}: {error} (cache {cache})"),
+            );
         }
         None => host.log(Level::Error, format_args!("{what} of {object:p}: {error}")),
     }

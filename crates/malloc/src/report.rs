@@ -106,7 +106,10 @@ struct Room<'a> {
 
 impl fmt::Write for Room<'_> {
     fn write_str(&mut self, s: &str) -> fmt::Result {
-        let room = self.bytes.get_mut(self.filled..self.filled + s.len()).ok_or(fmt::Error)?;
+        let room = self
+            .bytes
+            .get_mut(self.filled..self.filled + s.len())
+            .ok_or(fmt::Error)?;
         room.copy_from_slice(s.as_bytes());
         self.filled += s.len();
         Ok(())
@@ -122,7 +125,11 @@ struct Out {
 
 impl Out {
     const fn new(fd: i32) -> Self {
-        Self { fd, bytes: [0; 1024], filled: 0 }
+        Self {
+            fd,
+            bytes: [0; 1024],
+            filled: 0,
+        }
     }
 
     fn flush(&mut self) {
@@ -318,7 +325,10 @@ pub(crate) fn announce() {
     let host = Process::start();
     if host.settings().verbose {
         let (mode, cpus, nodes) = (host.mode().name(), host.possible_cpus(), host.nodes());
-        host.log(Level::Info, format_args!("arrays {mode}, {cpus} CPUs, {nodes} node(s)"));
+        host.log(
+            Level::Info,
+            format_args!("arrays {mode}, {cpus} CPUs, {nodes} node(s)"),
+        );
     }
     open_live();
 }
@@ -346,7 +356,10 @@ impl fmt::Write for Path {
 }
 
 fn open_file(path: &Path, flags: i32) -> Option<i32> {
-    let (at, flags) = (path.0.as_ptr() as usize, flags | libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let (at, flags) = (
+        path.0.as_ptr() as usize,
+        flags | libc::O_CLOEXEC | libc::O_NOFOLLOW,
+    );
     // SAFETY: the path ends with a 0.
     let fd = unsafe { syscall::call(libc::SYS_open, [at, flags as usize, 0o600, 0, 0, 0]) };
     fd.ok().map(|fd| fd as i32)
@@ -359,13 +372,18 @@ fn close(fd: i32) {
 
 fn open_live() {
     let Some(path) = live_path() else { return };
-    let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) else { return };
+    let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) else {
+        return;
+    };
     let rights = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     // SAFETY: a new file and a new shared mapping of it harm nobody.
     let mapped = unsafe {
         syscall::call(libc::SYS_ftruncate, [fd as usize, LIVE_BYTES, 0, 0, 0, 0]).and_then(|_| {
             let flags = libc::MAP_SHARED as usize;
-            syscall::call(libc::SYS_mmap, [0, LIVE_BYTES, rights, flags, fd as usize, 0])
+            syscall::call(
+                libc::SYS_mmap,
+                [0, LIVE_BYTES, rights, flags, fd as usize, 0],
+            )
         })
     };
     close(fd);
@@ -386,7 +404,10 @@ pub(crate) fn publish(caches: &Caches<Process>, now: Nanos) {
         return;
     }
     let later = now.0 + LIVE_INTERVAL;
-    if LIVE_NEXT.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+    if LIVE_NEXT
+        .compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed)
+        .is_err()
+    {
         return;
     }
     write_live(caches, live);
@@ -419,10 +440,16 @@ fn write_live(caches: &Caches<Process>, live: *mut LiveHeader) {
         core::slice::from_raw_parts_mut(text, LIVE_BYTES - size_of::<LiveHeader>())
     };
     let mut room = Room { bytes, filled: 0 };
-    let length = if write_json(caches, &mut room).is_ok() { room.filled } else { 0 };
+    let length = if write_json(caches, &mut room).is_ok() {
+        room.filled
+    } else {
+        0
+    };
     header.length.store(length as u32, Ordering::Relaxed);
     header.magic.store(LIVE_MAGIC, Ordering::Relaxed);
-    header.sequence.store(sequence.wrapping_add(1), Ordering::Release);
+    header
+        .sequence
+        .store(sequence.wrapping_add(1), Ordering::Release);
 }
 
 /// Writes the report that was asked for; called when the process ends.
@@ -433,9 +460,12 @@ pub fn at_exit() {
         && let Some(path) = live_path()
     {
         // SAFETY: the path ends with a 0; the file is ours, and the mapping of it stays.
-        let _ = unsafe { syscall::call(libc::SYS_unlink, [path.0.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+        let _ =
+            unsafe { syscall::call(libc::SYS_unlink, [path.0.as_ptr() as usize, 0, 0, 0, 0, 0]) };
     }
-    let Some(Ok(to)) = caches.host().settings().stats().map(core::str::from_utf8) else { return };
+    let Some(Ok(to)) = caches.host().settings().stats().map(core::str::from_utf8) else {
+        return;
+    };
     let mut is_json = to == "json" || to.ends_with(".json");
     let fd = match to {
         "" | "0" => return,
@@ -454,10 +484,16 @@ pub fn at_exit() {
     };
     let Some(fd) = fd else {
         let error = "the report of FLAGSTONE_STATS can not be written to";
-        return caches.host().log(Level::Warning, format_args!("{error} {to}"));
+        return caches
+            .host()
+            .log(Level::Warning, format_args!("{error} {to}"));
     };
     let mut out = Out::new(fd);
-    let _ = if is_json { write_json(caches, &mut out) } else { write_text(caches, &mut out) };
+    let _ = if is_json {
+        write_json(caches, &mut out)
+    } else {
+        write_text(caches, &mut out)
+    };
     out.flush();
     if fd != 2 {
         close(fd);

@@ -55,7 +55,9 @@ impl fmt::Display for FreeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Foreign => f.write_str("pointer was not allocated here"),
-            Self::NotAllocated => f.write_str("pointer is in memory that was freed or never allocated"),
+            Self::NotAllocated => {
+                f.write_str("pointer is in memory that was freed or never allocated")
+            }
             Self::Interior { offset } => {
                 write!(f, "pointer is {offset} bytes inside an allocation")
             }

@@ -146,7 +146,8 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
         let node = topology::node_of(CpuId(id as u32)).index();
         slice.store(region + (id << SLICE_SHIFT) + node, Ordering::Relaxed);
     }
-    FAST.slices.store(SLICES.as_ptr().cast_mut(), Ordering::Relaxed);
+    FAST.slices
+        .store(SLICES.as_ptr().cast_mut(), Ordering::Relaxed);
     MODE.store(mode as u8, Ordering::Relaxed);
     let (Some(registered), Mode::Cpu | Mode::Concurrency) = (registered, mode) else {
         return;
