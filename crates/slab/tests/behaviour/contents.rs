@@ -106,7 +106,8 @@ fn random_free_lists_are_permutations_that_differ_between_slabs() {
             assert!(sorted.into_iter().eq(0..num), "each object once");
             orders.insert(order);
         }
-        assert!(orders.len() >= 5, "{size}: slabs have the same order");
+        // Eight objects have eight starts, so two of six slabs may well begin alike.
+        assert!(orders.len() >= 3, "{size}: slabs have the same order");
         assert!(!orders.contains(&(0..num).collect::<Vec<_>>()));
         ledger::validate(caches);
     }

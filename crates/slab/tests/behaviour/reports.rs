@@ -40,15 +40,19 @@ fn layouts_of_the_caches_of_a_kernel_are_counted() {
     }
     let mut counts = [0; 4];
     let mut wasteless = 0;
+    // The cache of caches apart, whose objects are as large as our own structures happen to be.
     caches.slabinfo(|info| {
+        if info.name() == "kmem_cache" {
+            return;
+        }
         counts[info.layout.place as usize] += 1;
         wasteless += usize::from(info.layout.waste == 0);
     });
     insta::assert_snapshot!(
         format!("{:?} {wasteless} without waste", IndexPlace::ALL.map(|p| (p.name(), counts[p as usize]))),
-        @r#"[("in-object", 25), ("leftover", 8), ("off-slab", 0), ("dedicated", 3)] 14 without waste"#
+        @r#"[("in-object", 24), ("leftover", 8), ("off-slab", 0), ("dedicated", 3)] 14 without waste"#
     );
-    assert_eq!(counts.iter().sum::<usize>(), handles.len() + 14);
+    assert_eq!(counts.iter().sum::<usize>(), handles.len() + 13);
 }
 
 fn info_of_a_known_state() -> Vec<SlabInfo> {
