@@ -52,6 +52,8 @@ pub unsafe extern "C" fn flagstone_cache_create(
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("cache");
     let mut params = CacheParams::new(name, size, if align == 0 { 16 } else { align });
+    // Its end and its count are about its own objects, which those of a shared cache could not be.
+    params.flags.no_merge = true;
     // SAFETY: a function of C and one of Rust that take one pointer and return nothing are called alike on this platform.
     params.ctor = constructor.map(|c| unsafe {
         core::mem::transmute::<unsafe extern "C" fn(*mut c_void), unsafe fn(NonNull<u8>)>(c)
