@@ -164,9 +164,10 @@ impl<H: Host> Caches<H> {
         let cpu = self.host().current_cpu();
         let limit = cache.ready_limit(self.host(), cpu);
         let batch = cache.batch_for(limit, self.policy.adaptive);
+        self.widen(cache, cpu, limit, &node.flushed);
+        node.refilled.store(true, Ordering::Relaxed);
         let mut locked = node.lock(cache, &self.frames);
         let lists = &mut *locked.lists;
-        node.refilled.store(true, Ordering::Relaxed);
         let shared = &mut lists.shared;
         if let [rest @ .., object] = shared.objects() {
             let object = *object;

@@ -1,9 +1,9 @@
 //! Freeing: the fast path, what happens when a CPU's array is full, and objects of other nodes.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use flagstone_host::{CpuCache, Event, Host, Push};
-use flagstone_types::{FreeError, Gfp, Nid};
+use flagstone_types::{CpuId, FreeError, Gfp, Nid};
 
 use crate::alloc::CHUNK;
 use crate::cache::Cache;
@@ -102,18 +102,20 @@ impl<H: Host> Caches<H> {
     }
 
     /// How many objects to flush; where limits adapt, doubles the CPU's limit instead if its array was filled and emptied in turn.
-    fn tune(&self, cache: &Cache<H>, nid: Nid, cpu: flagstone_types::CpuId, limit: u32) -> usize {
-        let batch = cache.batch_for(limit, self.policy.adaptive);
-        if !self.policy.adaptive || limit >= cache.capacity {
-            return batch;
-        }
+    fn tune(&self, cache: &Cache<H>, nid: Nid, cpu: CpuId, limit: u32) -> usize {
         let node = cache.node(nid);
-        if node.refilled.load(Ordering::Relaxed) {
-            node.refilled.store(false, Ordering::Relaxed);
+        self.widen(cache, cpu, limit, &node.refilled);
+        node.flushed.store(true, Ordering::Relaxed);
+        cache.batch_for(limit, self.policy.adaptive)
+    }
+
+    /// Doubles the limit of a CPU's array if `answered` says that it is the other half of an exchange between arrays, and limits adapt.
+    pub(crate) fn widen(&self, cache: &Cache<H>, cpu: CpuId, limit: u32, answered: &AtomicBool) {
+        if self.policy.adaptive && limit < cache.capacity && answered.load(Ordering::Relaxed) {
+            answered.store(false, Ordering::Relaxed);
             let more = limit.saturating_mul(2).min(cache.capacity);
             cache.set_array_limit(self.host(), cpu, more);
         }
-        batch
     }
 
     /// Moves up to `batch` objects from the CPU's array to its node: to the shared array while there

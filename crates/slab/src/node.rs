@@ -30,8 +30,10 @@ pub(crate) struct Node<H: Host> {
     shared_missing: AtomicBool,
     /// The colour of the next slab, before it is taken modulo the number of colours.
     pub(crate) colour_next: AtomicU32,
-    /// Whether an array was refilled since one was last flushed, as a hint: then they are too small.
+    /// Whether an array was refilled since one was last flushed, as a hint: then the flushed one is too small.
     pub(crate) refilled: AtomicBool,
+    /// Whether one was flushed since one was last refilled, as a hint: then the refilled one is too small.
+    pub(crate) flushed: AtomicBool,
     /// Objects of other nodes freed here; none where there is one node.
     pub(crate) aliens: AlienCaches<H>,
     pub(crate) nid: Nid,
@@ -189,6 +191,7 @@ impl<H: Host> Node<H> {
             shared_missing: AtomicBool::new(arrays.shared_capacity != 0),
             colour_next: AtomicU32::new(0),
             refilled: AtomicBool::new(false),
+            flushed: AtomicBool::new(false),
             aliens,
             nid,
         }
