@@ -173,7 +173,8 @@ pub unsafe extern "C" fn flagstone_cache_free_bulk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flagstone_cache_shrink(cache: *mut FlagstoneCache) -> usize {
     // SAFETY: the caller's promise.
-    heap().map_or(0, |caches| caches.shrink(unsafe { cache_of(cache) }))
+    let cache = unsafe { cache_of(cache) };
+    heap().map_or(0, |caches| caches.shrink(cache))
 }
 
 /// Destroys a cache: 0; or `-1` and `EBUSY` if objects are still in use, and it lives on.
@@ -205,7 +206,6 @@ pub unsafe extern "C" fn flagstone_cache_destroy(cache: *mut FlagstoneCache) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flagstone_cache_in_use(cache: *mut FlagstoneCache) -> usize {
     // SAFETY: the caller's promise.
-    heap().map_or(0, |caches| {
-        caches.info(unsafe { cache_of(cache) }).used_objects()
-    })
+    let cache = unsafe { cache_of(cache) };
+    heap().map_or(0, |caches| caches.info(cache).used_objects())
 }
