@@ -13,7 +13,7 @@ use flagstone_types::{AllocError, FreeError, Gfp};
 use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
 use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap};
 use crate::large::{self, LARGEST_RUN};
-use crate::process::{Process, fast};
+use crate::process::{Process, fast, syscall};
 use crate::{ageing, direct, misuse};
 
 /// Alignment that every allocation has, in bytes.
@@ -96,8 +96,11 @@ fn allocate_large(
     }
     match direct::allocate(size, direct::ALIGN) {
         Ok(at) => Ok((at, true)),
-        // Where address space is limited, the range reserved for frames may have more of it than is left outside.
-        Err(_) if size > LARGEST_RUN => large::allocate(caches, size),
+        // Where address space is limited, the range reserved for frames may have more of it than is left outside. More than all
+        // memory was refused for its size; to commit frames for it would succeed, and end in a process that the system kills.
+        Err(_) if size > LARGEST_RUN && size <= syscall::system_memory() => {
+            large::allocate(caches, size)
+        }
         Err(error) => Err(error),
     }
 }

@@ -320,16 +320,8 @@ fn write_row(info: &SlabInfo, out: &mut dyn fmt::Write) -> fmt::Result {
     )
 }
 
-/// Says which mode is in use, if that was asked for; opens the live file.
-pub(crate) fn announce() {
-    let host = Process::start();
-    if host.settings().verbose {
-        let (mode, cpus, nodes) = (host.mode().name(), host.possible_cpus(), host.nodes());
-        host.log(
-            Level::Info,
-            format_args!("arrays {mode}, {cpus} CPUs, {nodes} node(s)"),
-        );
-    }
+/// Opens the live file, if one is wanted.
+pub(crate) fn begin() {
     open_live();
 }
 

@@ -209,6 +209,11 @@ impl<F> ProcessWith<F> {
         }
     }
 
+    /// Makes what must differ between processes anew in the child of a fork.
+    pub fn renew_in_child(self) {
+        entropy::after_fork();
+    }
+
     /// Puts the host in order in the child of a fork and releases the locks.
     ///
     /// # Safety
@@ -217,7 +222,6 @@ impl<F> ProcessWith<F> {
         // SAFETY: P22, the lock is held by this thread, so nobody else looks at the data.
         arrays::after_fork(unsafe { &mut *arrays::STOP.data_ptr() });
         grace::after_fork();
-        entropy::after_fork();
         // SAFETY: P22, as in the parent.
         unsafe { self.after_fork_in_parent() };
     }
@@ -257,7 +261,7 @@ fn start_once() {
         log::write_line(
             2,
             format_args!(
-                "arrays by {}, {} CPUs, {} nodes",
+                "arrays by {}, {} CPUs, {} node(s)",
                 arrays::mode().name(),
                 topology::possible_cpus(),
                 topology::nodes()
