@@ -86,7 +86,7 @@ pub(crate) struct CacheLinks<H: Host> {
 }
 
 /// An object cache. Made by [`Caches::create`](crate::Caches::create), used through the methods of
-/// [`Caches`](crate::Caches). Its address is constant while it exists (S10).
+/// [`Caches`]. Its address is constant while it exists (S10).
 pub struct Cache<H: Host> {
     /// The fast path; first, so that a free finds it without an addition.
     pub(crate) array: ManuallyDrop<H::Array>,

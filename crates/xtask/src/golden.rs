@@ -1,7 +1,7 @@
 //! Golden disassembly: the fast paths in the library as shipped are exactly the instructions that the repository says,
 //! and these keep the promises that are made of them.
 //!
-//! `golden/fastpath.txt` has `malloc` and `free`, with symbols in place of addresses. [`check`] compares, and looks at the
+//! `golden/fastpath.txt` has `malloc` and `free`, with symbols in place of addresses. [`run`] compares, and looks at the
 //! instructions themselves: no lock, no atomic read-modify-write, no change of the interrupt flag, no system call, no
 //! call at all; every way out is a return or a jump to a slow path; the commit is the section's last instruction.
 
