@@ -19,7 +19,7 @@ pub(super) const MOST_SLOTS: u32 = ((LARGEST_UNITS << TAG_SHIFT) - HEADER_BYTES 
 /// Arrays are made of units of 64 bytes, at most this many.
 const LARGEST_UNITS: u32 = 1023;
 /// Bytes committed at a time in every slice.
-const COMMIT_STEP: usize = 64 << 10;
+const COMMIT_STEP: usize = 512 << 10;
 /// The next free place of the same size, by tag; under [`ARRAYS`].
 static NEXT_FREE: [AtomicU16; 1 << 16] = [const { AtomicU16::new(0) }; 1 << 16];
 
@@ -76,9 +76,11 @@ impl Room {
             return Err(AllocError::TooLarge);
         }
         let units = (HEADER_BYTES as u32 + capacity * 8).div_ceil(1 << TAG_SHIFT);
-        let tag = ARRAYS.lock().take(units)?;
+        let (tag, used_before) = ARRAYS.lock().take(units)?;
         let room = Self { tag, capacity };
-        room.clear();
+        if used_before {
+            room.clear();
+        }
         if has_lock {
             arrays::note_lock(tag, true);
         }
@@ -191,21 +193,25 @@ impl Places {
     }
 
     /// A place of `units` units: a free one of that size, one never used, or the first part of a larger free one.
-    fn take(&mut self, units: u32) -> Result<u16, AllocError> {
+    /// A place of so many units, and whether it was used before.
+    ///
+    /// # Errors
+    /// [`AllocError::Exists`] if there is none, [`AllocError::OutOfMemory`] if the system refuses memory.
+    fn take(&mut self, units: u32) -> Result<(u16, bool), AllocError> {
         if let Some(tag) = self.take_free(units as usize) {
-            return Ok(tag);
+            return Ok((tag, true));
         }
         let end = self.next + units;
         if end <= 1 << 16 {
             self.commit((end as usize) << TAG_SHIFT)?;
             let tag = self.next as u16;
             self.next = end;
-            return Ok(tag);
+            return Ok((tag, false));
         }
         for larger in units as usize + 1..self.free.len() {
             if let Some(tag) = self.take_free(larger) {
                 self.give(tag + units as u16, larger - units as usize);
-                return Ok(tag);
+                return Ok((tag, true));
             }
         }
         Err(AllocError::Exists)
