@@ -85,6 +85,30 @@ CASE(starts_with_1_gib_of_address_space, QUICK) { start_under(RLIMIT_AS, GIB); }
 /* A limit on the data segment counts what may be written, not what is reserved. */
 CASE(starts_with_256_mib_of_data, QUICK) { start_under(RLIMIT_DATA, 256 * MIB); }
 
+/* Where the system refuses a mapping for its size, nothing else may grant it: the first program to use it all would be killed. */
+CASE(more_than_all_memory_costs_none, QUICK) {
+    size_t size = (size_t)1 << 40;
+    char *p = malloc(40 * MIB);
+    CHECK_BLOCK(p, 40 * MIB);
+    p[0] = 1;
+    for (; size <= (size_t)1 << 43; size *= 2) {
+        errno = 0;
+        char *more = malloc(size);
+        CHECK(more || errno == ENOMEM, "errno %d", errno);
+        if (more)
+            more[size / 2] = 1;
+        free(more);
+        more = realloc(p, size);
+        CHECK(more || errno == ENOMEM, "errno %d", errno);
+        p = more ? more : p;
+        CHECK(p[0] == 1, "contents are lost");
+    }
+    free(p);
+    struct rusage use;
+    CHECK(getrusage(RUSAGE_SELF, &use) == 0, "errno %d", errno);
+    CHECK(use.ru_maxrss < 200 * 1024, "%ld KiB", use.ru_maxrss);
+}
+
 static void after_lowering(void) {
     use_address_space(64 * MIB);
     int n = take_all(MIB, MOST);

@@ -1,6 +1,7 @@
 /* fork, vfork, posix_spawn and exec, also while other threads are inside the allocator. */
 #include "case.h"
 #include <spawn.h>
+#include <sys/time.h>
 
 extern char **environ;
 
@@ -156,6 +157,53 @@ CASE(a_child_starts_threads_and_forks_again, QUICK) {
         expect_exit(child, 0);
     }
     stop_others();
+}
+
+/* A program with one thread may fork in a signal handler that interrupted the allocator. */
+static atomic_int forks_in_handler;
+
+static void fork_in_handler(int signal) {
+    int kept = errno;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        /* The handler of a child that was interrupted inside the allocator may not use it; the code that goes on may. */
+        if (atomic_load(&forks_in_handler) % 2)
+            _exit(0);
+        atomic_store(&stopping, true);
+        return;
+    }
+    CHECK(child > 0, "signal %d: errno %d", signal, errno);
+    expect_exit(child, 0);
+    atomic_fetch_add(&forks_in_handler, 1);
+    errno = kept;
+}
+
+CASE(a_signal_handler_forks, QUICK) {
+    enum { SLOTS = 2000, FORKS = 300 };
+    static void *slots[SLOTS];
+    uint64_t state = 5;
+    struct sigaction action = {.sa_handler = fork_in_handler, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0, "errno %d", errno);
+    struct sigaction usual = {.sa_handler = SIG_DFL};
+    int armed = -1, done;
+    while (!atomic_load(&stopping) && (done = atomic_load(&forks_in_handler)) < FORKS) {
+        if (armed != done) { /* Armed when the last one was handled, or the handlers would take all the time. */
+            struct itimerval soon = {{0, 0}, {0, 20 + (long)(next_random(&state) % 200)}};
+            armed = done;
+            CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0, "errno %d", errno);
+        }
+        size_t i = next_random(&state) % SLOTS, size = assorted_size(&state);
+        free(slots[i]);
+        slots[i] = malloc(size);
+        CHECK_BLOCK(slots[i], size);
+    }
+    if (atomic_load(&stopping)) {
+        CHECK(sigaction(SIGALRM, &usual, NULL) == 0, "errno %d", errno);
+        use_heap(slots, SLOTS);
+        _exit(0);
+    }
+    use_heap(slots, SLOTS);
 }
 
 /* Fork handlers of the program run around the allocator's own and may allocate. */
