@@ -11,7 +11,7 @@ use flagstone_slab::{Caches, Found};
 use flagstone_types::{AllocError, FreeError, Gfp};
 
 use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
-use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap};
+use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap, usable_at};
 use crate::large::{self, LARGEST_RUN};
 use crate::process::{Process, fast, syscall};
 use crate::{ageing, direct, misuse};
@@ -184,6 +184,15 @@ fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
 /// The allocation is live.
 #[must_use]
 pub unsafe fn usable_size(object: *mut u8) -> usize {
+    match usable_at(fast::place_at(object.addr())) {
+        0 => usable_size_of_other(object),
+        bytes => bytes,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn usable_size_of_other(object: *mut u8) -> usize {
     let Some(object) = NonNull::new(object) else {
         return 0;
     };
@@ -256,7 +265,26 @@ pub unsafe fn free_slow(object: *mut u8) {
 /// # Safety
 /// The caller owns the allocation, and uses what is returned from then on.
 #[must_use]
+#[inline]
 pub unsafe fn reallocate(object: NonNull<u8>, size: usize) -> *mut u8 {
+    let have = usable_at(fast::place_at(object.as_ptr().addr()));
+    if fits(size, have) {
+        return object.as_ptr();
+    }
+    // SAFETY: as promised.
+    unsafe { reallocate_more(object, size) }
+}
+
+/// Whether a request of `size` bytes is best served by the `have` bytes that are there: enough, and not more than twice as many, unless they are few.
+#[inline]
+const fn fits(size: usize, have: usize) -> bool {
+    size <= have && (size > have / 2 || have <= 4 * GRANULE)
+}
+
+/// # Safety
+/// As [`reallocate`].
+#[inline(never)]
+unsafe fn reallocate_more(object: NonNull<u8>, size: usize) -> *mut u8 {
     let kind = match find(object) {
         Ok(kind) => kind,
         Err(error) => misuse::invalid(object, error),
@@ -269,8 +297,7 @@ pub unsafe fn reallocate(object: NonNull<u8>, size: usize) -> *mut u8 {
         match kind {
             Kind::Object(cache) => {
                 let have = cache.usable_size();
-                // Shrinks in place unless more than half would be wasted.
-                if size <= have && (size > have / 2 || have <= 4 * GRANULE) {
+                if fits(size, have) {
                     return object.as_ptr();
                 }
                 move_to(object, have, size)

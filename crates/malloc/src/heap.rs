@@ -38,6 +38,16 @@ pub static PLACES: Places = Places {
     coarse: [const { AtomicU32::new(0) }; COARSE_MAX / COARSE_STEP + 1],
 };
 
+/// Bytes of the objects of each array by its tag; 0 for one that is no class of malloc's. Few of its pages are ever touched.
+static USABLE: [AtomicU32; 1 << 16] = [const { AtomicU32::new(0) }; 1 << 16];
+
+/// Bytes of the object that lies where the map says `place`; 0 if it is of no class.
+#[inline]
+pub(crate) fn usable_at(place: u32) -> usize {
+    let tag = (place.div_ceil(1 << TAG_SHIFT)) as usize & 0xffff;
+    USABLE[tag].load(Ordering::Relaxed) as usize
+}
+
 /// The caches, once they are up.
 static CACHES: AtomicPtr<Caches<Process>> = AtomicPtr::new(null_mut());
 
@@ -109,6 +119,12 @@ fn bring_up() -> Result<&'static Caches<Process>, AllocError> {
 
 /// From here on the fast paths work.
 fn publish_places(caches: &Caches<Process>) {
+    for class in 0..classes::COUNT {
+        if let Some(cache) = caches.class_cache(class) {
+            let tag = cache.array().tag() as usize;
+            USABLE[tag].store(cache.usable_size() as u32, Ordering::Relaxed);
+        }
+    }
     let place = |class: u8| {
         let tag = caches
             .class_cache(class as usize)
