@@ -1,7 +1,8 @@
 //! A per-CPU array by itself, filled with pointers to a block of its own: what a form costs without a cache around it.
 
+use crate::Error;
 use crate::loops::opaque;
-use crate::{Error, thread_local_array};
+use crate::thread_local_array::{self, Place};
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use flagstone_host::{ArrayParams, CpuCache, Cpus, Push};
@@ -103,24 +104,29 @@ impl<F: ArrayForm> Bare<F> {
 
 /// The thread-local array, filled in the same way.
 pub(crate) struct Floor {
+    place: Place,
     _slots: Vec<Slot>,
 }
 
 impl Floor {
     pub(crate) fn new() -> Self {
+        let place = Place::find();
         let slots = slots();
         pointers(&slots).for_each(|object| {
-            thread_local_array::push(object);
+            thread_local_array::push(place, object);
         });
-        Self { _slots: slots }
+        Self {
+            place,
+            _slots: slots,
+        }
     }
 
     /// `n` times a pop and a push.
     #[inline(always)]
     pub(crate) fn pairs(&self, n: u32) {
         for _ in 0..n {
-            if let Some(object) = thread_local_array::pop() {
-                thread_local_array::push(opaque(object));
+            if let Some(object) = thread_local_array::pop(self.place) {
+                thread_local_array::push(self.place, opaque(object));
             }
         }
     }
@@ -129,7 +135,7 @@ impl Floor {
 impl Drop for Floor {
     fn drop(&mut self) {
         // The slots end here, and so do pointers to them.
-        while thread_local_array::pop().is_some() {}
+        while thread_local_array::pop(self.place).is_some() {}
     }
 }
 
@@ -158,8 +164,9 @@ mod tests {
     fn the_floor_is_empty_when_it_ends() {
         let floor = Floor::new();
         floor.pairs(1000);
-        assert!(thread_local_array::pop().is_some());
+        let place = floor.place;
+        assert!(thread_local_array::pop(place).is_some());
         drop(floor);
-        assert_eq!(thread_local_array::pop(), None);
+        assert_eq!(thread_local_array::pop(place), None);
     }
 }

@@ -4,7 +4,7 @@
 //! tried and rejected: each free object holds the number of the next one, so that nothing is set aside, and every
 //! allocation and free touches the object itself.
 
-use crate::clock::{Moment, Span};
+use crate::clock::{Clock, Span};
 use crate::{Error, Print, SHORT_SIZES, Scale, processors};
 use std::hint::black_box;
 
@@ -125,7 +125,7 @@ fn repeat<S: Slab>(size: usize, scale: &Scale) -> (Span, Span, f64) {
         .unwrap_or(1);
     let mut held: Vec<(u32, u16)> = Vec::with_capacity(count);
     let mut repetition = || {
-        let start = Moment::now();
+        let start = Clock::Own.start();
         for (number, slab) in (0_u32..).zip(slabs.iter_mut()) {
             while let Some(object) = slab.take() {
                 held.push((number, object));
@@ -133,7 +133,7 @@ fn repeat<S: Slab>(size: usize, scale: &Scale) -> (Span, Span, f64) {
         }
         let alloc = start.elapsed();
         let held_now = black_box(&mut held);
-        let start = Moment::now();
+        let start = Clock::Own.start();
         let mut at = 0;
         for _ in 0..held_now.len() {
             let (number, object) = held_now[at];

@@ -7,7 +7,7 @@
 
 use crate::allocator::Allocator;
 use crate::caches::{self, Objects};
-use crate::clock::{Moment, Span};
+use crate::clock::{Clock, Span};
 use crate::{Error, Print, SHORT_SIZES, Scale, processors};
 use core::ptr::NonNull;
 use flagstone_malloc::process::{ArrayForm, Process, Restartable};
@@ -91,11 +91,11 @@ fn all_at_once<F: ArrayForm>(
                 objects.cool();
             }
             barrier.wait();
-            let start = Moment::now();
+            let start = Clock::Wall.start();
             held.extend((0..count).map(|_| objects.alloc(size)));
             alloc += start.elapsed();
             barrier.wait();
-            let start = Moment::now();
+            let start = Clock::Wall.start();
             for object in held.drain(..) {
                 // SAFETY: B2.
                 unsafe { objects.free(object, size) };
