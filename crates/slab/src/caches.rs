@@ -134,6 +134,9 @@ impl<H: Host> fmt::Debug for CacheHandle<'_, H> {
     }
 }
 
+/// An array of fewer slots is not worth having.
+const SMALLEST_ARRAY: u32 = 6;
+
 impl<H: Host> Caches<H> {
     /// Brings the caches up over `frames`: the cache of caches, then one per class of `kmalloc`.
     /// What is returned lives as long as the machine.
@@ -329,6 +332,28 @@ impl<H: Host> Caches<H> {
         Ok(self.make_at(place, params)?.into_raw())
     }
 
+    /// An array for a cache, as large as wanted or as the host still has room for.
+    fn new_array(
+        &self,
+        wanted: u32,
+        params: &CacheParams<'_>,
+    ) -> Result<(H::Array, u32), AllocError> {
+        let mut capacity = wanted;
+        loop {
+            let array = self.host().new_array(ArrayParams {
+                capacity,
+                link_offset: Self::link_offset(params).unwrap_or(0) as u32,
+            });
+            match array {
+                Ok(array) => return Ok((array, capacity)),
+                Err(AllocError::Exists) if capacity > SMALLEST_ARRAY => {
+                    capacity = (capacity / 2).max(SMALLEST_ARRAY);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn make_at(
         &self,
         place: NonNull<u8>,
@@ -343,18 +368,15 @@ impl<H: Host> Caches<H> {
         let arrays = params
             .arrays
             .unwrap_or_else(|| (self.policy.arrays)(layout.size as usize));
-        let first_limit = arrays.limit.clamp(1, arrays.capacity.max(1));
+        let (array, capacity) = self.new_array(arrays.capacity.max(1), params)?;
+        let arrays = ArrayTuning { capacity, ..arrays };
+        let first_limit = arrays.limit.clamp(1, capacity);
         let batch = arrays.batch.clamp(1, first_limit);
         let limit = if params.flags.zero_on_free {
             0
         } else {
             first_limit
         };
-        let array = host.new_array(ArrayParams {
-            capacity: arrays.capacity.max(1),
-            link_offset: Self::link_offset(params).unwrap_or(0) as u32,
-        })?;
-
         let alien_memory = if self.nodes > 1 {
             let pages = AlienCaches::<H>::pages(self.nodes, self.policy.alien_limit);
             Some(self.frames.alloc_run(Gfp::KERNEL, pages, None)?)
@@ -394,7 +416,7 @@ impl<H: Host> Caches<H> {
                 batch: AtomicU32::new(batch),
                 limit: AtomicU32::new(limit),
                 first_limit: limit,
-                capacity: arrays.capacity.max(1),
+                capacity,
                 gfp: if params.flags.dma {
                     Gfp::DMA
                 } else {

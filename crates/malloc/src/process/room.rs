@@ -18,6 +18,10 @@ pub(super) const MOST_SLOTS: u32 = ((LARGEST_UNITS << TAG_SHIFT) - HEADER_BYTES 
 
 /// Arrays are made of units of 64 bytes, at most this many.
 const LARGEST_UNITS: u32 = 1023;
+/// One array may take this part of the room that is left.
+const SHARE_OF_REST: u32 = 192;
+/// But so many units are never refused while there are any.
+const SMALL_UNITS: u32 = 1;
 /// Bytes committed at a time in every slice.
 const COMMIT_STEP: usize = 512 << 10;
 /// The next free place of the same size, by tag; under [`ARRAYS`].
@@ -202,6 +206,11 @@ impl Places {
             return Ok((tag, true));
         }
         let end = self.next + units;
+        // Large ones leave room for many small ones: nobody takes more than a share of what is left.
+        let left = (1 << 16) - self.next;
+        if units > SMALL_UNITS && units > left / SHARE_OF_REST {
+            return Err(AllocError::Exists);
+        }
         if end <= 1 << 16 {
             self.commit((end as usize) << TAG_SHIFT)?;
             let tag = self.next as u16;

@@ -159,17 +159,30 @@ fn arrays_that_can_not_be_are_refused() {
     };
     assert_eq!(make(MOST_SLOTS + 1).unwrap_err(), AllocError::TooLarge);
     assert_eq!(make(u32::MAX).unwrap_err(), AllocError::TooLarge);
+    assert_eq!(
+        make(MOST_SLOTS).unwrap_err(),
+        AllocError::Exists,
+        "too large a share"
+    );
+    // Large arrays leave room for small ones.
     let mut many = Vec::new();
-    let error = loop {
-        match make(MOST_SLOTS) {
-            Ok(array) => many.push(array),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error, AllocError::Exists);
-    assert!((60..=64).contains(&many.len()), "{}", many.len());
+    for capacity in [2000, 200, 20, 6] {
+        let before = many.len();
+        let error = loop {
+            match make(capacity) {
+                Ok(array) => many.push(array),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, AllocError::Exists);
+        assert!(
+            many.len() - before > 50,
+            "{} of {capacity}",
+            many.len() - before
+        );
+    }
     drop(many);
-    make(MOST_SLOTS).unwrap();
+    drop(make(2000).unwrap());
 }
 
 #[test]
