@@ -149,6 +149,12 @@ fn places_are_used_again_and_clean() {
 
 #[test]
 fn arrays_that_can_not_be_are_refused() {
+    crate::process::tests::again("process::arrays::tests::used_up", &[]);
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, which it uses up"]
+fn used_up() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let host = Process::start();
     let make = |capacity| {
