@@ -40,6 +40,9 @@ pub const BATCH_SIZES: &[usize] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 40
 /// Sizes with which the published work measured contention and layouts, in bytes.
 pub const SHORT_SIZES: &[usize] = &[32, 64, 128, 256, 512, 1024, 2048, 4096];
 
+/// The same, and between them sizes that leave room in a page for more than one colour, in bytes.
+pub const STEP_SIZES: &[usize] = &[32, 64, 128, 192, 256, 320, 512, 704, 1024, 2048, 4096];
+
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
@@ -54,7 +57,7 @@ pub struct Scale {
 impl Scale {
     /// What a measurement takes when nothing else is said.
     pub const DEFAULT: Self = Self {
-        slice: Duration::from_millis(15),
+        slice: Duration::from_millis(10),
         count: 10_000,
         seed: 1,
     };
@@ -78,7 +81,7 @@ pub enum Job {
     Stages,
     /// `exchange/SIZE` in nanoseconds: allocated on one CPU, freed on another.
     Exchange,
-    /// `steps/SIZE/locks|steps|waits` per 1,000 operations on eight simulated CPUs.
+    /// `steps/SIZE/locks|steps|waits|all-locks|slabs` per 1,000 operations on eight simulated CPUs.
     Steps,
     /// `placement/SIZE/alloc|free` in nanoseconds, and `…/cycles`.
     Placement,

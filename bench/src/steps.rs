@@ -5,10 +5,10 @@
 //! to the host or a part of one. Nothing depends on the machine that this runs on; another seed is another schedule.
 
 use crate::caches::PUBLISHED;
-use crate::{Error, Print, SHORT_SIZES, Scale, stages};
+use crate::{Error, Print, STEP_SIZES, Scale, stages};
 use core::cell::Cell;
 use flagstone_frames::Frames;
-use flagstone_host::{LockClass, classes};
+use flagstone_host::{Count, Event, LockClass, classes};
 use flagstone_seeded::{Machine, Policy as Schedule, Task, TaskCtx, task};
 use flagstone_slab::{CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy};
 use flagstone_types::Gfp;
@@ -19,13 +19,16 @@ pub(crate) const SUBJECTS: &[&str] = &["before", "+colour", "+refill", "+look", 
 const CPUS: usize = 8;
 /// Objects on each CPU at most; a simulated machine's memory is memory of this process.
 const OBJECTS: usize = 500;
+/// Every CPU allocates and frees its objects so often; what was given back in between is made again.
+const PASSES: usize = 2;
 /// Steps between two switches of the schedule, on average.
 const CALM: u32 = 8;
 
-/// `steps/SIZE/locks|steps|waits` of node locks, and `…/all-locks` of all, per 1,000 operations.
+/// `steps/SIZE/locks|steps|waits` of node locks, `…/all-locks` of all, and
+/// `…/slabs` that were made, per 1,000 operations.
 pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
     let objects = scale.count.min(OBJECTS);
-    for &size in SHORT_SIZES {
+    for &size in STEP_SIZES {
         let pages = (2 * CPUS * objects * size) / 4096 + 1024;
         let machine = Machine::builder()
             .seed(scale.seed)
@@ -52,26 +55,33 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
         params.flags.no_merge = true;
         let cache = caches.create(&params).map_err(&refused)?;
         machine.reset_lock_stats();
+        let made_before = (&machine).counted(Event::SlabGrow);
 
-        let allocated = Cell::new(0);
+        let arrived = Cell::new(0);
         let failed = Cell::new(None);
         let tasks: Vec<Task<'_>> = (0..CPUS)
             .map(|_| {
                 task(|ctx: &TaskCtx<'_>| {
-                    let mut mine = Vec::with_capacity(objects);
-                    for _ in 0..objects {
-                        match caches.alloc(&cache, Gfp::KERNEL) {
-                            Ok(object) => mine.push(object),
-                            Err(error) => failed.set(Some(error)),
+                    let together = |phase: usize| {
+                        arrived.set(arrived.get() + 1);
+                        while arrived.get() < phase * CPUS {
+                            ctx.yield_now();
                         }
-                    }
-                    allocated.set(allocated.get() + 1);
-                    while allocated.get() < CPUS {
-                        ctx.yield_now();
-                    }
-                    for object in mine {
-                        // SAFETY: B2.
-                        unsafe { caches.free(&cache, object) };
+                    };
+                    let mut mine = Vec::with_capacity(objects);
+                    for pass in 0..PASSES {
+                        for _ in 0..objects {
+                            match caches.alloc(&cache, Gfp::KERNEL) {
+                                Ok(object) => mine.push(object),
+                                Err(error) => failed.set(Some(error)),
+                            }
+                        }
+                        together(2 * pass + 1);
+                        for object in mine.drain(..) {
+                            // SAFETY: B2.
+                            unsafe { caches.free(&cache, object) };
+                        }
+                        together(2 * pass + 2);
                     }
                 })
             })
@@ -81,7 +91,7 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
             return Err(refused(error));
         }
 
-        let per_thousand = |n: u64| n as f64 * 1000.0 / (2 * CPUS * objects) as f64;
+        let per_thousand = |n: u64| n as f64 * 1000.0 / (2 * PASSES * CPUS * objects) as f64;
         let stats = machine.lock_stats();
         let (mut node, mut all) = ([0; 3], 0);
         for stat in &stats {
@@ -94,6 +104,8 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
             print(format!("steps/{size}/{what}"), per_thousand(n));
         }
         print(format!("steps/{size}/all-locks"), per_thousand(all));
+        let made = (&machine).counted(Event::SlabGrow) - made_before;
+        print(format!("steps/{size}/slabs"), per_thousand(made));
     }
     Ok(())
 }
@@ -124,7 +136,7 @@ mod tests {
     #[test]
     fn the_improvements_together_take_fewer_locks_and_do_less_under_them() {
         let (before, after) = (counted("before"), counted("+release"));
-        for size in SHORT_SIZES {
+        for size in STEP_SIZES {
             for what in ["locks", "steps"] {
                 let metric = format!("steps/{size}/{what}");
                 assert!(after[&metric] < before[&metric], "{metric}");

@@ -151,7 +151,7 @@ pub(crate) struct Plan {
     pub(crate) without: Vec<String>,
 
     /// Milliseconds that one size is measured for in one turn, where it is measured inside one process
-    #[arg(long, value_name = "MS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub(crate) slice: u64,
 
     /// Objects that are alive at once, where it is measured inside one process

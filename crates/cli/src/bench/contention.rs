@@ -14,7 +14,7 @@ use super::worker::CONTENTION_SIZES;
 use super::{chosen, finish, measure_workers};
 use crate::args::Plan;
 use anyhow::Result;
-use flagstone_bench::{Job, SHORT_SIZES};
+use flagstone_bench::{Job, SHORT_SIZES, STEP_SIZES};
 
 const PRELOADED: Part = Part { name: "contention" };
 const PARTS: &[Part] = &[
@@ -174,10 +174,11 @@ fn print_steps(steps: &Inside) {
         ("steps", "Steps under node locks"),
         ("waits", "Node locks waited for"),
         ("all-locks", "Locks of any kind taken"),
+        ("slabs", "Slabs made"),
     ] {
         let names = steps.field.contestants.iter().map(|c| c.name.clone());
         let mut table = Table::new(title, std::iter::once("bytes".to_owned()).chain(names));
-        for (label, metric) in by_size(SHORT_SIZES, "steps", what) {
+        for (label, metric) in by_size(STEP_SIZES, "steps", what) {
             let medians =
                 (0..steps.field.contestants.len()).map(|who| steps.results.median(&metric, who));
             table.row(std::iter::once(label).chain(medians.map(number)));
