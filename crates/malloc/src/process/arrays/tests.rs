@@ -149,7 +149,7 @@ fn places_are_used_again_and_clean() {
 
 #[test]
 fn arrays_that_can_not_be_are_refused() {
-    crate::process::tests::again("process::arrays::tests::used_up", &[]);
+    crate::process::hammer::again("process::arrays::tests::used_up", &[]);
 }
 
 #[test]
