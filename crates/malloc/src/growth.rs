@@ -1,6 +1,7 @@
 //! More page frames when there are too few: the process's answer to a shortage.
 //!
-//! First what caches hold and did not use lately goes back, if the heap has grown a good deal since that was last done; then the
+//! First what caches hold goes back, if the heap has grown a good deal since that was last done: a program
+//! whose sizes change would otherwise keep the memory of the old sizes beside that of the new. Then the
 //! system is asked for more, by an eighth of what there is, so that the number of calls stays small.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ pub(crate) static GROWTH: Growth = Growth {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Growth {
-    /// How many frames there were when caches last gave back what was idle.
+    /// How many frames there were when caches last gave back what they held.
     reaped_at: AtomicUsize,
 }
 
@@ -28,6 +29,8 @@ pub(crate) struct Growth {
 const LEAST: usize = 16;
 /// And at most, unless more is wanted at once: 64 MiB.
 const MOST: usize = 1024;
+/// From so many frames on all that caches hold goes back, not only what is idle: 32 MiB.
+const LARGE: usize = 512;
 
 impl Reclaimer<Process> for Growth {
     fn reclaim(&self, frames: &Frames<Process>, _gfp: Gfp, order: Order, nid: Nid) -> usize {
@@ -36,7 +39,12 @@ impl Reclaimer<Process> for Growth {
         if have >= reaped_at + reaped_at / 8 + 4 * LEAST {
             self.reaped_at.store(have, Ordering::Relaxed);
             if let Some(caches) = heap::caches() {
-                let slabs = caches.reap(false).slabs;
+                // One object in an array keeps a whole slab, so a large heap gives back those too.
+                let slabs = if have >= LARGE {
+                    caches.shrink_all()
+                } else {
+                    caches.reap(false).slabs
+                };
                 if slabs > order.pages() {
                     return slabs;
                 }
