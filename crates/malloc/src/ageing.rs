@@ -60,7 +60,7 @@ fn step(caches: &Caches<Process>, now: Nanos) {
         max_calls: MOST_CALLS,
     };
     caches.frames().release_idle(now, &policy);
-    crate::report::publish(caches, now);
+    crate::live::publish(caches, now);
 }
 
 /// Bytes of free memory that stay at hand.

@@ -79,7 +79,7 @@ unsafe extern "C" fn child() {
             release();
         }
     }
-    crate::report::after_fork();
+    crate::live::after_fork();
 }
 
 /// # Safety

@@ -68,7 +68,7 @@ impl Reclaimer<Process> for Growth {
                 Ok(range) => {
                     let pages = range.frames.pages;
                     if let Some(caches) = heap::caches() {
-                        crate::report::publish_soon(caches);
+                        crate::live::publish_soon(caches);
                     }
                     return match frames.add_memory(range) {
                         Ok(()) => pages,

@@ -97,7 +97,7 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
             // Before the first allocation is handed out, and able to allocate if the C library does.
             fork::register();
             publish_places(caches);
-            crate::report::begin();
+            crate::live::begin();
             Ok(caches)
         }
         Err(error) => {

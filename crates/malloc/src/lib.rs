@@ -14,6 +14,7 @@ mod growth;
 pub mod heap;
 mod hot;
 mod large;
+pub mod live;
 mod misuse;
 pub mod process;
 pub mod report;

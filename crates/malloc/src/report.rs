@@ -1,47 +1,19 @@
-//! Statistics: a report when the process ends, and a live one in a shared file while it runs.
+//! Statistics: a report when the process ends.
 //!
 //! Where the report goes is in `FLAGSTONE_STATS`: `text` (a table on standard error), `json` (there too), or the name of a file, in
-//! which `%p` stands for the process id; a name ending in `.json` gets JSON. `FLAGSTONE_LIVE` names a directory: the file `PID` in it is
-//! mapped and holds the same JSON, rewritten when memory is looked after. Its layout is [`LiveHeader`], then the text.
+//! which `%p` stands for the process id; a name ending in `.json` gets JSON. The same JSON is kept in a file while
+//! the process runs (`live.rs`).
 
 use core::fmt::{self, Write as _};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use flagstone_host::{Clock, Count, Cpus, Event, Level, Log, PageMap};
 use flagstone_slab::{Caches, SlabInfo};
-use flagstone_types::{Nanos, Nid};
+use flagstone_types::Nid;
 
 use crate::direct;
 use crate::heap::caches;
+use crate::live;
 use crate::process::{Process, syscall};
-
-/// The head of a live file. All numbers are of the machine's byte order.
-#[repr(C)]
-#[derive(Debug)]
-pub struct LiveHeader {
-    /// [`LIVE_MAGIC`].
-    pub magic: AtomicU64,
-    /// Odd while the text is being written; a reader that sees it odd, or changed after reading, reads again.
-    pub sequence: AtomicU32,
-    /// Bytes of the text.
-    pub length: AtomicU32,
-    /// The process.
-    pub pid: AtomicU32,
-    /// Not used.
-    pub reserved: AtomicU32,
-}
-
-/// The first eight bytes of a live file: `FLAGSTN1`.
-pub const LIVE_MAGIC: u64 = u64::from_le_bytes(*b"FLAGSTN1");
-
-/// The size of a live file.
-pub const LIVE_BYTES: usize = 256 << 10;
-
-static LIVE: AtomicPtr<LiveHeader> = AtomicPtr::new(core::ptr::null_mut());
-
-/// How often the live text is rewritten at most.
-const LIVE_INTERVAL: u64 = 900_000_000;
-static LIVE_NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Sums over the heap, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,24 +67,6 @@ impl Totals {
         totals.runs = (managed - free).saturating_sub(slab_pages) * page;
         totals.in_use = used + totals.runs + totals.direct;
         totals
-    }
-}
-
-/// A place for text that ends somewhere.
-struct Room<'a> {
-    bytes: &'a mut [u8],
-    filled: usize,
-}
-
-impl fmt::Write for Room<'_> {
-    fn write_str(&mut self, s: &str) -> fmt::Result {
-        let room = self
-            .bytes
-            .get_mut(self.filled..self.filled + s.len())
-            .ok_or(fmt::Error)?;
-        room.copy_from_slice(s.as_bytes());
-        self.filled += s.len();
-        Ok(())
     }
 }
 
@@ -189,7 +143,7 @@ impl fmt::Display for Size {
     }
 }
 
-fn pid() -> u32 {
+pub(crate) fn pid() -> u32 {
     // SAFETY: getpid has no preconditions.
     unsafe { syscall::call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u32
 }
@@ -320,19 +274,19 @@ fn write_row(info: &SlabInfo, out: &mut dyn fmt::Write) -> fmt::Result {
     )
 }
 
-/// Opens the live file, if one is wanted.
-pub(crate) fn begin() {
-    open_live();
-}
-
-/// The child of a fork reports for itself.
-pub(crate) fn after_fork() {
-    LIVE.store(core::ptr::null_mut(), Ordering::Relaxed);
-    open_live();
-}
-
 /// A path made of a directory or pattern and the process id.
-struct Path([u8; 1100], usize);
+pub(crate) struct Path([u8; 1100], usize);
+
+impl Path {
+    pub(crate) const fn new() -> Self {
+        Self([0; 1100], 0)
+    }
+
+    /// The address of the text, which ends with a 0.
+    pub(crate) fn address(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
+}
 
 impl fmt::Write for Path {
     fn write_str(&mut self, s: &str) -> fmt::Result {
@@ -347,114 +301,22 @@ impl fmt::Write for Path {
     }
 }
 
-fn open_file(path: &Path, flags: i32) -> Option<i32> {
-    let (at, flags) = (
-        path.0.as_ptr() as usize,
-        flags | libc::O_CLOEXEC | libc::O_NOFOLLOW,
-    );
+pub(crate) fn open_file(path: &Path, flags: i32) -> Option<i32> {
+    let (at, flags) = (path.address(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW);
     // SAFETY: the path ends with a 0.
     let fd = unsafe { syscall::call(libc::SYS_open, [at, flags as usize, 0o600, 0, 0, 0]) };
     fd.ok().map(|fd| fd as i32)
 }
 
-fn close(fd: i32) {
+pub(crate) fn close(fd: i32) {
     // SAFETY: the descriptor is ours.
     let _ = unsafe { syscall::call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
-}
-
-fn open_live() {
-    let Some(path) = live_path() else { return };
-    let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) else {
-        return;
-    };
-    let rights = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    // SAFETY: a new file and a new shared mapping of it harm nobody.
-    let mapped = unsafe {
-        syscall::call(libc::SYS_ftruncate, [fd as usize, LIVE_BYTES, 0, 0, 0, 0]).and_then(|_| {
-            let flags = libc::MAP_SHARED as usize;
-            syscall::call(
-                libc::SYS_mmap,
-                [0, LIVE_BYTES, rights, flags, fd as usize, 0],
-            )
-        })
-    };
-    close(fd);
-    if let Ok(at) = mapped {
-        let header = at as *mut LiveHeader;
-        // SAFETY: the mapping is ours, zeroed, and large enough.
-        unsafe { (*header).pid.store(pid(), Ordering::Relaxed) };
-        LIVE.store(header, Ordering::Release);
-        LIVE_NEXT.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Rewrites the live text if it is time to.
-pub(crate) fn publish(caches: &Caches<Process>, now: Nanos) {
-    let live = LIVE.load(Ordering::Acquire);
-    let next = LIVE_NEXT.load(Ordering::Relaxed);
-    if live.is_null() || now.0 < next {
-        return;
-    }
-    let later = now.0 + LIVE_INTERVAL;
-    if LIVE_NEXT
-        .compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed)
-        .is_err()
-    {
-        return;
-    }
-    write_live(caches, live);
-}
-
-/// Rewrites the live text although it was written lately: the heap has grown.
-pub(crate) fn publish_soon(caches: &Caches<Process>) {
-    if !LIVE.load(Ordering::Relaxed).is_null() {
-        LIVE_NEXT.store(0, Ordering::Relaxed);
-        publish(caches, caches.host().now());
-    }
-}
-
-/// The path of this process's live file.
-fn live_path() -> Option<Path> {
-    let dir = core::str::from_utf8(Process::start().settings().live()?).ok()?;
-    let mut path = Path([0; 1100], 0);
-    (!dir.is_empty() && write!(path, "{dir}/{}", pid()).is_ok()).then_some(path)
-}
-
-fn write_live(caches: &Caches<Process>, live: *mut LiveHeader) {
-    // SAFETY: the mapping stays as long as the process; only whoever advanced LIVE_NEXT writes.
-    let header = unsafe { &*live };
-    let sequence = header.sequence.load(Ordering::Relaxed) | 1;
-    header.sequence.store(sequence, Ordering::Relaxed);
-    fence(Ordering::Release);
-    // SAFETY: as above; readers in other processes tell by the sequence whether they read a whole text.
-    let bytes = unsafe {
-        let text = live.add(1).cast::<u8>();
-        core::slice::from_raw_parts_mut(text, LIVE_BYTES - size_of::<LiveHeader>())
-    };
-    let mut room = Room { bytes, filled: 0 };
-    let length = if write_json(caches, &mut room).is_ok() {
-        room.filled
-    } else {
-        0
-    };
-    header.length.store(length as u32, Ordering::Relaxed);
-    header.magic.store(LIVE_MAGIC, Ordering::Relaxed);
-    header
-        .sequence
-        .store(sequence.wrapping_add(1), Ordering::Release);
 }
 
 /// Writes the report that was asked for; called when the process ends.
 pub fn at_exit() {
     let Some(caches) = caches() else { return };
-    let live = LIVE.load(Ordering::Acquire);
-    if !live.is_null()
-        && let Some(path) = live_path()
-    {
-        // SAFETY: the path ends with a 0; the file is ours, and the mapping of it stays.
-        let _ =
-            unsafe { syscall::call(libc::SYS_unlink, [path.0.as_ptr() as usize, 0, 0, 0, 0, 0]) };
-    }
+    live::remove();
     let Some(Ok(to)) = caches.host().settings().stats().map(core::str::from_utf8) else {
         return;
     };
@@ -463,7 +325,7 @@ pub fn at_exit() {
         "" | "0" => return,
         "1" | "text" | "stderr" | "json" => Some(2),
         name => {
-            let mut path = Path([0; 1100], 0);
+            let mut path = Path::new();
             let mut parts = name.split("%p");
             let mut ok = path.write_str(parts.next().unwrap_or_default()).is_ok();
             for part in parts {

@@ -152,6 +152,16 @@ pub(crate) fn allow_reads(at: usize, length: usize) -> Result<(), Errno> {
     .map(drop)
 }
 
+/// Has the kernel make pages for memory, as if it were written to.
+///
+/// # Errors
+/// `EINVAL` before Linux 5.14; `EFAULT` where a write would end the process, as in a file whose file system is full.
+pub(crate) fn populate(at: usize, length: usize) -> Result<(), Errno> {
+    const MADV_POPULATE_WRITE: i32 = 23;
+    // SAFETY: this advice changes no contents.
+    unsafe { advise(at, length, MADV_POPULATE_WRITE) }
+}
+
 /// Gives the kernel advice on memory.
 ///
 /// # Safety
@@ -335,19 +345,21 @@ pub(crate) fn read_file<'a>(path: &core::ffi::CStr, into: &'a mut [u8]) -> Optio
 
 /// The soft limit of the address space in bytes, `None` if there is none.
 pub(crate) fn address_space_limit() -> Option<usize> {
+    soft_limit(libc::RLIMIT_AS as usize)
+}
+
+/// The soft limit of the size of files in bytes, `None` if there is none. Who makes one larger is sent a signal.
+pub(crate) fn file_size_limit() -> Option<usize> {
+    soft_limit(libc::RLIMIT_FSIZE as usize)
+}
+
+fn soft_limit(resource: usize) -> Option<usize> {
     let mut limit = [0u64; 2];
     // SAFETY: the kernel writes two words to the exclusively borrowed array.
     let got = unsafe {
         call(
             libc::SYS_prlimit64,
-            [
-                0,
-                libc::RLIMIT_AS as usize,
-                0,
-                limit.as_mut_ptr() as usize,
-                0,
-                0,
-            ],
+            [0, resource, 0, limit.as_mut_ptr() as usize, 0, 0],
         )
     };
     (got.is_ok() && limit[0] != u64::MAX).then_some(limit[0] as usize)

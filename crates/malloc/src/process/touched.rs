@@ -50,10 +50,8 @@ pub(super) fn touched(frames: PfnRange) -> usize {
 
 /// Has the system make pages for frames that read as zero. Where it can not, they come one by one as they are touched.
 pub(super) fn populate(frames: PfnRange) {
-    const MADV_POPULATE_WRITE: i32 = 23;
     let (at, length) = (frames.start.0 << FRAME_SHIFT, frames.pages << FRAME_SHIFT);
-    // SAFETY: this advice changes no contents.
-    let _ = unsafe { syscall::advise(at, length, MADV_POPULATE_WRITE) };
+    let _ = syscall::populate(at, length);
 }
 
 /// Gives the memory of frames back to the system. The caller owns them.

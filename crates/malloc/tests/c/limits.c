@@ -3,6 +3,8 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 
 enum { MOST = 4096 };
@@ -107,6 +109,59 @@ CASE(more_than_all_memory_costs_none, QUICK) {
     struct rusage use;
     CHECK(getrusage(RUSAGE_SELF, &use) == 0, "errno %d", errno);
     CHECK(use.ru_maxrss < 200 * 1024, "%ld KiB", use.ru_maxrss);
+}
+
+/* The live report is a mapped file: neither a limit of file sizes nor a full file system may end the program. */
+static void report_into(const char *folder) {
+    CHECK(setenv("FLAGSTONE_LIVE", folder, 1) == 0, "errno %d", errno);
+    execute_again("reporting");
+    FAIL("exec: errno %d", errno);
+}
+
+static void grow_and_fork(void) {
+    release_all(take_all(MIB, 64));
+    pid_t child = fork();
+    CHECK(child >= 0, "errno %d", errno);
+    if (child == 0) {
+        release_all(take_all(MIB, 128));
+        _exit(0);
+    }
+    expect_exit(child, 0);
+}
+
+CASE(a_limit_of_file_sizes_does_not_matter, OURS) {
+    if (case_argument == NULL) {
+        limit(RLIMIT_FSIZE, 4096);
+        report_into("/dev/shm");
+    }
+    grow_and_fork();
+}
+
+static void write_text(const char *path, const char *text) {
+    int file = open(path, O_WRONLY);
+    ssize_t length = (ssize_t)strlen(text);
+    if (file < 0 || write(file, text, (size_t)length) != length)
+        SKIP("%s can not be written: errno %d", path, errno);
+    close(file);
+}
+
+CASE(the_live_report_finds_no_room, OURS) {
+    if (case_argument == NULL) {
+        unsigned user = getuid(), group = getgid();
+        char users[32], groups[32];
+        snprintf(users, sizeof users, "0 %u 1", user);
+        snprintf(groups, sizeof groups, "0 %u 1", group);
+        /* A file system of our own with one page, where that is allowed. */
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+            SKIP("no namespace: errno %d", errno);
+        write_text("/proc/self/setgroups", "deny");
+        write_text("/proc/self/uid_map", users);
+        write_text("/proc/self/gid_map", groups);
+        if (mount("none", "/dev/shm", "tmpfs", 0, "size=4k") != 0)
+            SKIP("no file system: errno %d", errno);
+        report_into("/dev/shm");
+    }
+    grow_and_fork();
 }
 
 static void after_lowering(void) {
