@@ -119,6 +119,8 @@ static void report_into(const char *folder) {
 }
 
 static void grow_and_fork(void) {
+    for (size_t size = 16; size < 60 * KIB; size += size / 4)
+        release_all(take_all(size, 20)); /* Each size makes the report longer. */
     release_all(take_all(MIB, 64));
     pid_t child = fork();
     CHECK(child >= 0, "errno %d", errno);
