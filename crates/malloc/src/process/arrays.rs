@@ -137,11 +137,13 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
         let _ = unsafe { syscall::advise(region, length, libc::MADV_NOHUGEPAGE) };
     }
     let mode = decide(choice, registered, ids < possible);
-    ARRAYS
-        .lock()
-        .reserve(if ids == 0 { 0 } else { 1 << SLICE_SHIFT });
     IDS.store(ids, Ordering::Relaxed);
     FAST.region.store(region as *mut u8, Ordering::Relaxed);
+    // Sections for sizes and frames without an array look at the beginning of a slice (P11), also while the heap is not up.
+    let has_beginnings = ARRAYS
+        .lock()
+        .reserve(if ids == 0 { 0 } else { 1 << SLICE_SHIFT })
+        .is_ok();
     for (id, slice) in SLICES.iter().enumerate().take(ids as usize) {
         let node = topology::node_of(CpuId(id as u32)).index();
         slice.store(region + (id << SLICE_SHIFT) + node, Ordering::Relaxed);
@@ -152,6 +154,9 @@ pub(super) fn start(choice: ArrayChoice, registered: Option<Registered>) {
     let (Some(registered), Mode::Cpu | Mode::Concurrency) = (registered, mode) else {
         return;
     };
+    if !has_beginnings {
+        return;
+    }
     CAN_RESTART.store(
         syscall::membarrier(Barrier::RegisterRestart).is_ok(),
         Ordering::Relaxed,

@@ -191,9 +191,13 @@ impl Drop for Room {
 }
 
 impl Places {
-    /// Says how many bytes every slice has.
-    pub(super) fn reserve(&mut self, bytes: usize) {
+    /// Says how many bytes every slice has, and makes their beginnings writable.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] if the system refuses memory for those, or there is none.
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), AllocError> {
         self.reserved = bytes;
+        self.commit(1 << TAG_SHIFT)
     }
 
     /// A place of `units` units: a free one of that size, one never used, or the first part of a larger free one.
