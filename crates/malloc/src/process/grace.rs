@@ -181,8 +181,11 @@ struct Waiter {
     done: AtomicBool,
 }
 
+/// One function with one address, by which a waiter is known.
+///
 /// # Safety
 /// `head` is that of a [`Waiter`].
+#[inline(never)]
 unsafe fn note_done(head: NonNull<RcuHead>) {
     // SAFETY: the waiter lives until it sees the flag, and its head is its first field.
     unsafe {
@@ -217,12 +220,45 @@ pub(super) fn synchronize() {
     }
 }
 
-/// Forgets readers that the child of a fork does not have, and one that was making calls: what it had not made yet is lost.
-pub(super) fn after_fork() {
+/// Forgets readers that the child of a fork does not have, and one that was making calls: what it had not made yet is lost. Waiters of
+/// other threads are on stacks that will be used again, so they leave the lists.
+pub(super) fn after_fork(batch: &mut Batch) {
     RUNNING.store(false, Ordering::Relaxed);
     for counter in READERS.iter().flat_map(|slot| &slot.0) {
         counter.store(0, Ordering::Relaxed);
     }
+    // SAFETY: P22, P23: nobody else is here, and no stack has been used again yet.
+    unsafe {
+        batch.calls = without_waiters(batch.calls);
+        let deferred = without_waiters(DEFERRED.load(Ordering::Relaxed));
+        DEFERRED.store(deferred, Ordering::Relaxed);
+    }
+}
+
+/// Takes the waiters out of a list of calls and tells each that it waited long enough, which is so where there are no readers.
+///
+/// # Safety
+/// The heads are the host's until their calls (G1).
+unsafe fn without_waiters(mut calls: *mut RcuHead) -> *mut RcuHead {
+    let mut kept = null_mut();
+    let mut link = &raw mut kept;
+    while let Some(head) = NonNull::new(calls) {
+        // SAFETY: as promised, for all that is done with the head and with the one kept before it.
+        unsafe {
+            calls = (*head.as_ptr()).next;
+            let is_waiter = (*head.as_ptr())
+                .call
+                .is_some_and(|call| core::ptr::fn_addr_eq(call, note_done as unsafe fn(_)));
+            if is_waiter {
+                note_done(head);
+            } else {
+                *link = head.as_ptr();
+                link = &raw mut (*head.as_ptr()).next;
+            }
+            *link = null_mut();
+        }
+    }
+    kept
 }
 
 #[cfg(test)]
@@ -257,6 +293,48 @@ mod tests {
             head: RcuHead::new(),
             alive: AtomicBool::new(true),
         }))
+    }
+
+    #[test]
+    fn waiters_leave_a_list_and_the_rest_keeps_its_order() {
+        let _one = ONE.lock();
+        let waiters: Vec<_> = (0..3)
+            .map(|_| {
+                Box::into_raw(Box::new(Waiter {
+                    head: RcuHead::new(),
+                    done: AtomicBool::new(false),
+                }))
+            })
+            .collect();
+        let values = [value(), value()];
+        let order: [*mut RcuHead; 5] = [
+            waiters[0].cast(),
+            values[0].cast(),
+            waiters[1].cast(),
+            values[1].cast(),
+            waiters[2].cast(),
+        ];
+        let mut list = null_mut();
+        for (n, head) in order.iter().enumerate().rev() {
+            let call: unsafe fn(NonNull<RcuHead>) = if n % 2 == 0 { note_done } else { free };
+            // SAFETY: leaked values.
+            unsafe {
+                head.write(RcuHead {
+                    next: list,
+                    call: Some(call),
+                });
+            }
+            list = *head;
+        }
+        // SAFETY: a list of leaked values, here alone.
+        let first = unsafe { without_waiters(list) };
+        // SAFETY: as above.
+        let (second, last) = unsafe { ((*first).next, (*(*first).next).next) };
+        assert_eq!([first, second, last], [order[1], order[3], null_mut()]);
+        for waiter in waiters {
+            // SAFETY: as above.
+            assert!(unsafe { (*waiter).done.load(Ordering::Acquire) });
+        }
     }
 
     #[test]

@@ -221,7 +221,8 @@ impl<F> ProcessWith<F> {
     pub unsafe fn after_fork_in_child(self) {
         // SAFETY: P22, the lock is held by this thread, so nobody else looks at the data.
         arrays::after_fork(unsafe { &mut *arrays::STOP.data_ptr() });
-        grace::after_fork();
+        // SAFETY: P22, likewise.
+        grace::after_fork(unsafe { &mut *grace::GRACE.data_ptr() });
         // SAFETY: P22, as in the parent.
         unsafe { self.after_fork_in_parent() };
     }
