@@ -12,6 +12,7 @@ use super::syscall;
 const AT_NULL: usize = 0;
 const AT_PAGESZ: usize = 6;
 const AT_BASE: usize = 7;
+const AT_SECURE: usize = 23;
 const AT_RANDOM: usize = 25;
 const AT_RSEQ_FEATURE_SIZE: usize = 27;
 const AT_SYSINFO_EHDR: usize = 33;
@@ -46,6 +47,8 @@ pub(super) struct Startup {
     pub(super) random: usize,
     /// Bytes of the restartable-sequence area that the kernel knows to fill.
     pub(super) rseq_features: usize,
+    /// Whether the program has rights that whoever started it has not: then its environment is not to be trusted.
+    is_privileged: bool,
     /// The first of a null-terminated array of environment strings.
     environment: *const *const c_char,
 }
@@ -58,6 +61,7 @@ impl Startup {
             vdso: 0,
             random: 0,
             rseq_features: 0,
+            is_privileged: false,
             environment: core::ptr::null(),
         };
         // SAFETY: P2; the loader sets the pointer before anything else runs.
@@ -82,9 +86,14 @@ impl Startup {
         found
     }
 
-    /// The strings of the environment as it was at the start.
+    /// The strings of the environment as it was at the start; none in a privileged program, which would write to files that
+    /// they name.
     pub(super) fn environment(&self) -> impl Iterator<Item = &'static [u8]> {
-        let mut at = self.environment;
+        let mut at = if self.is_privileged {
+            core::ptr::null()
+        } else {
+            self.environment
+        };
         core::iter::from_fn(move || {
             if at.is_null() {
                 return None;
@@ -145,6 +154,7 @@ impl Startup {
     fn note(&mut self, kind: usize, value: usize) {
         match kind {
             AT_BASE => self.loader = value,
+            AT_SECURE => self.is_privileged = value != 0,
             AT_RANDOM => self.random = value,
             AT_RSEQ_FEATURE_SIZE => self.rseq_features = value,
             AT_SYSINFO_EHDR => self.vdso = value,
@@ -169,6 +179,13 @@ mod tests {
         let path = std::env::var_os("PATH").unwrap();
         let wanted = [b"PATH=", path.as_encoded_bytes()].concat();
         assert!(found.environment().any(|s| s == wanted));
+    }
+
+    #[test]
+    fn a_privileged_program_has_no_environment() {
+        let mut found = Startup::find();
+        found.note(AT_SECURE, 1);
+        assert_eq!(found.environment().count(), 0);
     }
 
     #[test]
