@@ -72,14 +72,15 @@ unsafe extern "C" fn parent() {
 
 unsafe extern "C" fn child() {
     Process::start().renew_in_child();
-    if LOCKED.load(Ordering::Relaxed) {
+    let had_threads = LOCKED.load(Ordering::Relaxed);
+    if had_threads {
         // SAFETY: `prepare` ran in the thread that this one is a copy of.
         unsafe {
             Process::start().after_fork_in_child();
             release();
         }
     }
-    crate::live::after_fork();
+    crate::live::after_fork(had_threads);
 }
 
 /// # Safety

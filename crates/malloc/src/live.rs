@@ -5,7 +5,9 @@
 //! said that it is there, since otherwise the write would end the process.
 
 use core::fmt::{self, Write as _};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
 use flagstone_host::Clock;
 use flagstone_slab::Caches;
@@ -47,6 +49,9 @@ const STEP: usize = 16 << 10;
 /// How often the live text is rewritten at most.
 const LIVE_INTERVAL: u64 = 900_000_000;
 static LIVE_NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Whether somebody is writing the text. Who wants to meanwhile goes without: the next round is soon.
+static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// The text's place in the mapping.
 struct Room {
@@ -93,15 +98,16 @@ pub(crate) fn begin() {
     open_live();
 }
 
-/// The child of a fork reports for itself.
-pub(crate) fn after_fork() {
-    let inherited = LIVE.swap(core::ptr::null_mut(), Ordering::Relaxed);
+/// The child of a fork reports for itself. `threads_are_gone` says that the parent had several.
+pub(crate) fn after_fork(threads_are_gone: bool) {
+    if WRITING.load(Ordering::Relaxed) && !threads_are_gone {
+        // A signal handler forked in the middle of a report, which goes on in the parent's file when the handler returns.
+        return LIVE.store(core::ptr::null_mut(), Ordering::Relaxed);
+    }
+    WRITING.store(false, Ordering::Relaxed);
     BACKED.store(0, Ordering::Relaxed);
-    // SAFETY: the mapping stays as long as it is not null.
-    if let Some(header) = unsafe { inherited.as_ref() }
-        // A signal handler may have forked in the middle of a report, which then goes on.
-        && header.sequence.load(Ordering::Relaxed) % 2 == 0
-    {
+    let inherited = LIVE.swap(core::ptr::null_mut(), Ordering::Relaxed);
+    if !inherited.is_null() {
         // SAFETY: the parent's file is of no use here, and nobody is writing to it.
         let _ = unsafe { syscall::unmap(inherited.addr(), LIVE_BYTES) };
     }
@@ -113,7 +119,10 @@ fn open_live() {
     if syscall::file_size_limit().is_some_and(|limit| limit < LIVE_BYTES) {
         return;
     }
-    let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) else {
+    // A file that is there may be mapped by somebody, whom cutting it would end: it is of a process that is gone, of this one before it
+    // became another program, or of one of the same number in another namespace.
+    unlink(&path);
+    let Some(fd) = open_file(&path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL) else {
         return;
     };
     let mapped = map(fd);
@@ -179,7 +188,11 @@ pub(crate) fn publish(caches: &Caches<Process>, now: Nanos) {
     {
         return;
     }
-    write_live(caches, live);
+    // Setting LIVE_NEXT back lets a second writer come before the first is done.
+    if !WRITING.swap(true, Ordering::Acquire) {
+        write_live(caches, live);
+        WRITING.store(false, Ordering::Release);
+    }
 }
 
 /// Rewrites the live text although it was written lately: the heap has grown.
@@ -198,7 +211,7 @@ fn live_path() -> Option<Path> {
 }
 
 fn write_live(caches: &Caches<Process>, live: *mut LiveHeader) {
-    // SAFETY: the mapping stays as long as the process; only whoever advanced LIVE_NEXT writes.
+    // SAFETY: the mapping stays as long as the process; only whoever set WRITING writes.
     let header = unsafe { &*live };
     let sequence = header.sequence.load(Ordering::Relaxed) | 1;
     header.sequence.store(sequence, Ordering::Relaxed);
