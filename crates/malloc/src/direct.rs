@@ -30,6 +30,7 @@ struct Table {
     places: *mut Mapping,
     /// How many places: a power of two, or 0.
     size: usize,
+    /// How many of them are used or promised to a mapping that is about to come back.
     used: usize,
     bytes: usize,
 }
@@ -220,8 +221,10 @@ pub(crate) unsafe fn resize(address: usize, size: usize) -> Result<NonNull<u8>, 
     let old = {
         let mut table = TABLE.lock();
         let at = table.find(address).ok_or(AllocError::InvalidArgument)?;
-        table.reserve()?;
-        table.remove(at)
+        let old = table.remove(at);
+        // The place is promised, so that others leave room and the mapping can not lose its record.
+        table.used += 1;
+        old
     };
     // SAFETY: as promised.
     let moved = unsafe { syscall::remap(old.address, old.length, length) };
@@ -229,11 +232,11 @@ pub(crate) unsafe fn resize(address: usize, size: usize) -> Result<NonNull<u8>, 
         Ok(address) => Mapping { address, length },
         Err(_) => old,
     };
-    let mut table = TABLE.lock();
-    if table.reserve().is_ok() {
+    {
+        let mut table = TABLE.lock();
+        table.used -= 1;
         table.insert(new);
     }
-    drop(table);
     match moved {
         Ok(address) => NonNull::new(address as *mut u8).ok_or(AllocError::OutOfMemory),
         Err(_) => Err(AllocError::OutOfMemory),
@@ -252,26 +255,29 @@ pub(crate) unsafe fn adopt(
     length: usize,
     size: usize,
 ) -> Result<NonNull<u8>, AllocError> {
-    // First a mapping of the same length, so that what comes out is one mapping to the kernel and can grow.
-    let to = allocate(length, PAGE)?;
-    let address = to.as_ptr() as usize;
-    // SAFETY: the target is a mapping of ours that nobody uses yet; the source is the caller's.
-    if unsafe { syscall::move_pages(from, length, address) }.is_err() {
-        // SAFETY: known to nobody.
-        unsafe { free(address) };
-        return Err(AllocError::OutOfMemory);
-    }
-    // SAFETY: the mapping is ours.
-    unsafe { resize(address, size) }.inspect_err(|_| {
-        // SAFETY: both places are ours; what came from there goes back.
-        unsafe {
-            let back = syscall::move_pages(address, length, from);
-            if back.is_err() {
-                core::ptr::copy_nonoverlapping(to.as_ptr(), from as *mut u8, length);
+    // First to a mapping of the same length, so that what comes out is one mapping to the kernel and can grow.
+    // SAFETY: the source is the caller's.
+    let address =
+        unsafe { syscall::move_pages_away(from, length) }.map_err(|_| AllocError::OutOfMemory)?;
+    let moved = note(Mapping { address, length }).and_then(|()| {
+        // SAFETY: the mapping is ours.
+        unsafe { resize(address, size) }.inspect_err(|_| {
+            let mut table = TABLE.lock();
+            if let Some(at) = table.find(address) {
+                table.remove(at);
             }
-            free(address);
+        })
+    });
+    if moved.is_err() {
+        // SAFETY: both places are ours, and the new one is known to nobody; what came from there goes back.
+        unsafe {
+            if syscall::move_pages(address, length, from).is_err() {
+                core::ptr::copy_nonoverlapping(address as *const u8, from as *mut u8, length);
+            }
+            let _ = syscall::unmap(address, length);
         }
-    })
+    }
+    moved
 }
 
 /// How many mappings there are, and their bytes.
@@ -323,6 +329,27 @@ mod tests {
             for at in &all[1..] {
                 assert!(free(at.as_ptr() as usize));
             }
+        }
+    }
+
+    #[test]
+    fn pages_of_the_heap_become_a_mapping_or_stay_as_they_were() {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let length = 16 * PAGE;
+        let from = syscall::map(0, length, rights).unwrap();
+        let last = (from + length - 1) as *mut u8;
+        // SAFETY: a mapping of this test.
+        unsafe {
+            last.write(7);
+            assert!(adopt(from, length, 1 << 47).is_err());
+            assert_eq!(last.read(), 7);
+            let Ok(to) = adopt(from, length, 2 * length) else {
+                return; // the kernel is too old for it
+            };
+            assert_eq!((last.read(), to.add(length - 1).read()), (0, 7));
+            assert_eq!(find(to.as_ptr().addr()).map(|m| m.length), Some(2 * length));
+            assert!(free(to.as_ptr().addr()));
+            syscall::unmap(from, length).unwrap();
         }
     }
 

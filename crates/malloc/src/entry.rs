@@ -334,7 +334,9 @@ unsafe fn reallocate_run(
         if size > LARGEST_OBJECT && large::resize(caches, frames, size).is_ok() {
             return object.as_ptr();
         }
-        if size > have && have >= MOVE_PAGES {
+        // The heap's pages are not counted against what the system lets processes commit, and a mapping made of them is not
+        // either: more than all memory is for a new mapping, which the system may refuse.
+        if size > have && have >= MOVE_PAGES && size <= syscall::system_memory() {
             // A block that grows is likely to grow again: from now on it is a mapping, which grows by `mremap`.
             if let Ok(to) = direct::adopt(object.as_ptr().addr(), have, size) {
                 large::free(caches, frames);

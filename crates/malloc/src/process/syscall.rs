@@ -102,6 +102,27 @@ pub(crate) unsafe fn remap(at: usize, old: usize, new: usize) -> Result<usize, E
     unsafe { call(libc::SYS_mremap, [at, old, new, flags, 0, 0]) }
 }
 
+/// Moves the pages of `length` bytes at `from` to a new mapping, and returns where that is; the old place stays mapped and reads as zero.
+///
+/// The kernel chooses the place: given one that is mapped it may unmap that and fail then, and another thread's mapping may be there before
+/// anybody can tell.
+///
+/// # Errors
+/// The kernel's, for instance if it is too old for this; nothing has changed.
+///
+/// # Safety
+/// The caller owns the old place.
+pub(crate) unsafe fn move_pages_away(from: usize, length: usize) -> Result<usize, Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+    // SAFETY: the caller answers for it.
+    unsafe {
+        call(
+            libc::SYS_mremap,
+            [from, length, length, flags as usize, 0, 0],
+        )
+    }
+}
+
 /// Moves the pages of `length` bytes at `from` to `to`, replacing what is mapped there; the old place stays mapped and reads as zero.
 ///
 /// # Errors
