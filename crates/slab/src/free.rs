@@ -65,7 +65,7 @@ impl<H: Host> Caches<H> {
     /// The way when the CPU's array is full or stopped, or the object is on top of it already.
     #[cold]
     #[inline(never)]
-    pub fn free_slow(&self, cache: &Cache<H>, object: NonNull<u8>, outcome: Push) {
+    pub(crate) fn free_slow(&self, cache: &Cache<H>, object: NonNull<u8>, outcome: Push) {
         if outcome == Push::OnTop {
             return cache.report_bad_free(object, FreeError::AlreadyFree);
         }
@@ -170,11 +170,8 @@ impl<H: Host> Caches<H> {
                 None
             }
             Ok(run) => Some(run),
-            Err(_) => {
-                // Without it objects go to their slabs; not asked for again.
-                locked.lists.shared_wanted = 0;
-                None
-            }
+            // Objects go to their slabs meanwhile; the next flush asks again.
+            Err(_) => None,
         };
         drop(locked);
         if let Some(run) = surplus {

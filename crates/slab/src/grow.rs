@@ -109,7 +109,9 @@ impl<H: Host> Caches<H> {
             }
             if self.improvements.random_freelist() {
                 self.ready_sequence(cache, gfp);
-                let order = cache.sequence.order(layout.num, host.random());
+                let order = cache
+                    .sequence
+                    .order(layout.num, cache.sequence.next_seed(|| host.random()));
                 (*record).lay_index(cache, order);
             }
         }

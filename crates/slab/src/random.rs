@@ -6,14 +6,19 @@
 //! that has no common divisor with the number of objects.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// A permutation of a cache's object numbers, once it exists.
 pub(crate) struct Sequence {
     entries: AtomicPtr<u16>,
+    /// The seed of the next slab's order; 0 until the host's randomness gave the first.
+    seed: AtomicU64,
     /// Whether some context computes it or has done so.
     begun: AtomicBool,
 }
+
+/// The step of the generator.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A small generator (splitmix64) for one shuffle, seeded by the host.
 pub(crate) struct Shuffle(u64);
@@ -24,7 +29,7 @@ impl Shuffle {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -40,6 +45,7 @@ impl Sequence {
     pub(crate) const fn none() -> Self {
         Self {
             entries: AtomicPtr::new(null_mut()),
+            seed: AtomicU64::new(0),
             begun: AtomicBool::new(false),
         }
     }
@@ -80,8 +86,19 @@ impl Sequence {
         core::mem::replace(self.entries.get_mut(), null_mut())
     }
 
-    /// The order of one new slab of `num` objects: calls for position `0..num` give a permutation.
-    pub(crate) fn order(&self, num: u32, seed: u64) -> impl Fn(u32) -> u32 + use<> {
+    /// The seed of one slab's order: the host's randomness is asked for once, then a generator goes on from it.
+    pub(crate) fn next_seed(&self, random: impl FnOnce() -> u64) -> u64 {
+        if self.seed.load(Ordering::Relaxed) == 0 {
+            let first = random() | 1;
+            let _ = self
+                .seed
+                .compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.seed.fetch_add(STEP, Ordering::Relaxed)
+    }
+
+    /// The order of one new slab of `num` objects.
+    pub(crate) fn order(&self, num: u32, seed: u64) -> Order {
         let entries = self.entries.load(Ordering::Acquire);
         let mut shuffle = Shuffle::new(seed);
         let start = shuffle.below(num);
@@ -92,16 +109,56 @@ impl Sequence {
                 stride = stride % (num - 1) + 1;
             }
         }
-        move |at| {
-            let at =
-                ((u64::from(start) + u64::from(at) * u64::from(stride)) % u64::from(num)) as u32;
-            if entries.is_null() {
-                at
-            } else {
-                // SAFETY: a published permutation has `num` entries and lives as long as the cache.
-                u32::from(unsafe { entries.add(at as usize).read() })
-            }
+        Order {
+            entries,
+            num,
+            stride,
+            next: start,
+            left: num,
         }
+    }
+}
+
+/// The numbers of a slab's objects in the order in which they are handed out.
+pub(crate) struct Order {
+    entries: *const u16,
+    num: u32,
+    stride: u32,
+    next: u32,
+    left: u32,
+}
+
+impl Order {
+    fn number(&self, at: u32) -> u32 {
+        if self.entries.is_null() {
+            at
+        } else {
+            // SAFETY: a published permutation has `num` entries and lives as long as the cache; `at < num`.
+            u32::from(unsafe { self.entries.add(at as usize).read() })
+        }
+    }
+
+    /// The number that comes last; for an order not yet begun.
+    pub(crate) fn final_number(&self) -> u32 {
+        // One stride before the first, going round.
+        self.number((self.next + self.num - self.stride % self.num) % self.num)
+    }
+}
+
+impl Iterator for Order {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        let at = self.next;
+        self.next = at + self.stride;
+        if self.next >= self.num {
+            self.next -= self.num;
+        }
+        Some(self.number(at))
     }
 }
 
@@ -130,13 +187,21 @@ mod tests {
             let mut memory = std::vec![0u16; num as usize];
             let sequence = Sequence::none();
             for seed in 0..20 {
-                let order: Vec<u32> = (0..num).map(sequence.order(num, seed)).collect();
+                let order: Vec<u32> = sequence.order(num, seed).collect();
+                assert_eq!(
+                    sequence.order(num, seed).final_number(),
+                    order[num as usize - 1]
+                );
                 assert!(is_permutation(&order), "on the fly {num} {seed}");
             }
             // SAFETY: the vector outlives the sequence's use here.
             unsafe { sequence.publish(memory.as_mut_ptr(), num, 42) };
             for seed in 0..20 {
-                let order: Vec<u32> = (0..num).map(sequence.order(num, seed)).collect();
+                let order: Vec<u32> = sequence.order(num, seed).collect();
+                assert_eq!(
+                    sequence.order(num, seed).final_number(),
+                    order[num as usize - 1]
+                );
                 assert!(is_permutation(&order), "from the sequence {num} {seed}");
             }
         }
@@ -149,8 +214,8 @@ mod tests {
         assert!(sequence.begin() && !sequence.begin());
         // SAFETY: the vector outlives the sequence's use here.
         unsafe { sequence.publish(memory.as_mut_ptr(), 64, 1) };
-        let first: Vec<u32> = (0..64).map(sequence.order(64, 7)).collect();
-        let second: Vec<u32> = (0..64).map(sequence.order(64, 8)).collect();
+        let first: Vec<u32> = sequence.order(64, 7).collect();
+        let second: Vec<u32> = sequence.order(64, 8).collect();
         assert_ne!(first, second);
         assert_ne!(first, (0..64).collect::<Vec<_>>());
         assert_eq!(sequence.retract(), memory.as_mut_ptr());

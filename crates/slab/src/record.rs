@@ -9,6 +9,7 @@ use flagstone_types::FreeError;
 
 use crate::cache::Cache;
 use crate::layout::IndexPlace;
+use crate::random::Order;
 
 /// Which list of its node a slab is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,18 +240,17 @@ impl<H: Host> Record<H> {
         Ok(())
     }
 
-    /// Lays the whole index down in the order that `next` gives, so that nothing is implied.
+    /// Lays the whole index down in the order given, so that nothing is implied.
     ///
     /// # Safety
-    /// S5; no object is out; `order` writes a permutation of `0..num` when called for each position.
-    pub(crate) unsafe fn lay_index(&mut self, cache: &Cache<H>, mut order: impl FnMut(u32) -> u32) {
+    /// S5; no object is out; `order` is of `num` objects.
+    pub(crate) unsafe fn lay_index(&mut self, cache: &Cache<H>, order: Order) {
         let layout = &cache.layout;
         if layout.place == IndexPlace::InObject {
             // SAFETY: a number below `num`.
-            self.index = unsafe { self.object(order(layout.num - 1), layout.size) }.as_ptr();
+            self.index = unsafe { self.object(order.final_number(), layout.size) }.as_ptr();
         }
-        for at in 0..layout.num {
-            let value = order(at);
+        for (at, value) in (0..layout.num).zip(order) {
             // SAFETY: `at < num`, the index exists.
             unsafe { self.set_entry(at, layout.entry, value) };
         }
