@@ -215,8 +215,9 @@ impl Places {
         if units > SMALL_UNITS && units > left / SHARE_OF_REST {
             return Err(AllocError::Exists);
         }
-        if end <= 1 << 16 {
-            self.commit((end as usize) << TAG_SHIFT)?;
+        // One more unit is committed than is used: a free on another node's CPU reads up to so much beyond a header (P25).
+        if end < 1 << 16 {
+            self.commit((end as usize + 1) << TAG_SHIFT)?;
             let tag = self.next as u16;
             self.next = end;
             return Ok((tag, false));
