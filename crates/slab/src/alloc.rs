@@ -140,6 +140,7 @@ impl<H: Host> Caches<H> {
             {
                 return Ok(object);
             }
+            node.emptied.store(true, Ordering::Relaxed);
             let local = if self.nodes > 1 {
                 gfp | Gfp::THISNODE | Gfp::NOWARN
             } else {
@@ -178,10 +179,7 @@ impl<H: Host> Caches<H> {
             locked.steps += moved as u64 + 1;
             return Some(object);
         }
-        if self.policy.adaptive && lists.overflowed {
-            lists.overflowed = false;
-            shared.limit = shared.limit.saturating_mul(2).min(lists.shared_wanted);
-        }
+        node.emptied.store(true, Ordering::Relaxed);
         let mut buffer = [NonNull::dangling(); CHUNK];
         let mut object = None;
         let mut left = batch + 1;

@@ -210,13 +210,22 @@ impl<H: Host> Caches<H> {
                 let mut locked = cache.node(nid).lock(cache, &self.frames);
                 // Arrays that are switched off are not replaced by the shared one.
                 let arrays = cache.limit.load(Ordering::Relaxed) != 0;
-                let n = if arrays {
+                let mut n = if arrays {
                     locked.lists.shared.push_n(these)
                 } else {
                     0
                 };
+                let node = cache.node(nid);
+                if n < these.len()
+                    && arrays
+                    && self.policy.adaptive
+                    && node.emptied.load(Ordering::Relaxed)
+                {
+                    node.emptied.store(false, Ordering::Relaxed);
+                    locked.widen_shared();
+                    n += locked.lists.shared.push_n(&these[..these.len() - n]);
+                }
                 if n < these.len() {
-                    locked.lists.overflowed |= arrays;
                     let once = self.improvements.release_once();
                     locked.give(&these[..these.len() - n], &mut strays, &mut doomed, once);
                 }

@@ -34,6 +34,9 @@ pub(crate) struct Node<H: Host> {
     pub(crate) refilled: AtomicBool,
     /// Whether one was flushed since one was last refilled, as a hint: then the refilled one is too small.
     pub(crate) flushed: AtomicBool,
+    /// Whether the shared array was found empty since it was last found full, as a hint: then it is too small for the way the
+    /// cache is used.
+    pub(crate) emptied: AtomicBool,
     /// Objects of other nodes freed here; none where there is one node.
     pub(crate) aliens: AlienCaches<H>,
     pub(crate) nid: Nid,
@@ -52,9 +55,6 @@ pub(crate) struct Lists<H: Host> {
     pub(crate) shared_first: u32,
     /// Objects that the shared array should be able to hold; its memory comes when it is first wanted.
     pub(crate) shared_wanted: u32,
-    /// Whether a flush found the shared array full since it was last empty: then it is too small for
-    /// the way the cache is used.
-    pub(crate) overflowed: bool,
 }
 
 /// The stack of objects that the CPUs of a node share.
@@ -183,7 +183,6 @@ impl<H: Host> Node<H> {
                 shared: Shared::new(arrays.shared_limit.min(arrays.shared_capacity)),
                 shared_first: arrays.shared_limit.min(arrays.shared_capacity),
                 shared_wanted: arrays.shared_capacity,
-                overflowed: false,
             }),
             free_objects: AtomicUsize::new(0),
             slabs: AtomicUsize::new(0),
@@ -192,6 +191,7 @@ impl<H: Host> Node<H> {
             colour_next: AtomicU32::new(0),
             refilled: AtomicBool::new(false),
             flushed: AtomicBool::new(false),
+            emptied: AtomicBool::new(false),
             aliens,
             nid,
         }
@@ -287,6 +287,16 @@ impl Strays {
 }
 
 impl<H: Host> LockedNode<'_, H> {
+    /// Lets the shared array hold twice as many objects, as far as it has room.
+    pub(crate) fn widen_shared(&mut self) {
+        let lists = &mut *self.lists;
+        lists.shared.limit = lists
+            .shared
+            .limit
+            .saturating_mul(2)
+            .min(lists.shared_wanted);
+    }
+
     /// Takes up to `into.len()` objects out of the slabs, partial ones first.
     pub(crate) fn take(&mut self, into: &mut [NonNull<u8>]) -> usize {
         let mut n = 0;
