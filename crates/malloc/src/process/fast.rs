@@ -6,7 +6,7 @@
 //! there is no lock, no atomic read-modify-write, and nothing to undo.
 //!
 //! ```text
-//!  2: rseq_cs = descriptor        (again after an abort)
+//!  2: rseq_cs = descriptor        (again after an abort; every 16th abort fails the section instead)
 //!  4: id of this CPU              unsigned: "not registered" is larger than any bound
 //!     id < bound?                 before the count is read (P13); 0 while arrays are stopped
 //!     … read count, limit, slots; write slots …
@@ -147,8 +147,11 @@ pub fn current_id() -> u32 {
 
 /// The head of every section: its descriptor, its abort handler (counts and starts again, preceded by the signature that
 /// the kernel asks for, inside an instruction that traps), and the store that begins it. `{c}` is free to use.
+///
+/// Every 16th abort fails the section, as if arrays were stopped: the instruction `$fail` says so to the caller. Where each
+/// instruction is interrupted, by a debugger that steps or watches a variable, a section that always began again would never end.
 macro_rules! section {
-    ($($body:literal),* $(,)?) => {
+    ($fail:literal, $($body:literal),* $(,)?) => {
         concat!(
             ".pushsection __rseq_cs, \"aw?\"\n",
             ".balign 32\n",
@@ -159,7 +162,10 @@ macro_rules! section {
             ".byte 0x0f, 0xb9, 0x3d\n",
             ".long 0x53053053\n",
             "7: lock inc qword ptr [rip + {aborts}]\n",
-            "jmp 2f\n",
+            "test byte ptr [rip + {aborts}], 15\n",
+            "jnz 2f\n",
+            $fail, "\n",
+            "jmp 6f\n",
             ".popsection\n",
             "2: lea {c}, [rip + 3b]\n",
             "mov fs:[{off} + 8], {c}\n",
@@ -182,6 +188,7 @@ pub unsafe fn pop(stack: *mut u8) -> *mut u8 {
     unsafe {
         asm!(
             section!(
+                "xor {o:e}, {o:e}",
                 "xor {o:e}, {o:e}",
                 "cmp {c:e}, dword ptr [rip + {fast}]",
                 "jae 6f",
@@ -224,6 +231,7 @@ pub unsafe fn push(stack: *mut u8, object: *mut u8) -> i64 {
             "jmp 6f",
             ".popsection",
             section!(
+                "xor {r:e}, {r:e}",
                 "xor {r:e}, {r:e}",
                 "cmp {c:e}, dword ptr [rip + {fast}]",
                 "jae 6f",
@@ -271,6 +279,7 @@ pub unsafe fn push_home(place: u32, object: *mut u8) -> i64 {
             ".popsection",
             section!(
                 "xor {r:e}, {r:e}",
+                "xor {r:e}, {r:e}",
                 "cmp {c:e}, dword ptr [rip + {fast}]",
                 "jae 6f",
                 "mov {c}, [{slices} + {c}*8]",
@@ -314,6 +323,7 @@ pub unsafe fn pop_n(stack: *mut u8, into: *mut *mut u8, room: usize) -> usize {
     unsafe {
         asm!(
             section!(
+                "xor {k:e}, {k:e}",
                 "xor {k:e}, {k:e}",
                 "cmp {c:e}, dword ptr [rip + {fast}]",
                 "jae 6f",
@@ -364,6 +374,7 @@ pub unsafe fn push_n(stack: *mut u8, end: *const *mut u8, count: usize) -> usize
     unsafe {
         asm!(
             section!(
+                "xor {k:e}, {k:e}",
                 "xor {k:e}, {k:e}",
                 "cmp {c:e}, dword ptr [rip + {fast}]",
                 "jae 6f",
