@@ -133,6 +133,9 @@ impl<H: Host> Caches<H> {
         let nid = self.host().current_node();
         let node = cache.node(nid);
         self.host().count(Event::SlabRefill, 1);
+        if node.flushed.load(Ordering::Relaxed) {
+            self.ready_shared(cache, nid, gfp & (Gfp::RECLAIM | Gfp::NORETRY));
+        }
         loop {
             // An unlocked look (S4): growing needs no lock until the slab is linked.
             if (!self.improvements.lockless_look() || node.looks_stocked())

@@ -122,7 +122,9 @@ impl<H: Host> Caches<H> {
     /// is room, then to the slabs.
     fn flush(&self, cache: &Cache<H>, nid: Nid, batch: usize) {
         let node = cache.node(nid);
-        self.ready_shared(cache, nid);
+        // No reclaim of any kind: this may be called with the list of caches locked, when a slab with its index elsewhere is
+        // released there (host L1). Should there be no memory now, an allocation asks again.
+        self.ready_shared(cache, nid, Gfp::empty());
         let mut left = batch;
         if self.nodes == 1 {
             let mut locked = node.lock(cache, &self.frames);
@@ -146,8 +148,8 @@ impl<H: Host> Caches<H> {
         }
     }
 
-    /// Gives the shared array of a node its memory when it is first wanted.
-    fn ready_shared(&self, cache: &Cache<H>, nid: Nid) {
+    /// Gives the shared array of a node its memory when it is first wanted, by means that `gfp` allows.
+    pub(crate) fn ready_shared(&self, cache: &Cache<H>, nid: Nid, gfp: Gfp) {
         let node = cache.node(nid);
         if !node.looks_unprovided() {
             return;
@@ -160,9 +162,7 @@ impl<H: Host> Caches<H> {
             locked.lists.shared_wanted
         };
         let pages = (wanted as usize * size_of::<usize>()).div_ceil(H::PAGE_SIZE);
-        // No reclaim of any kind: this may be called with the list of caches locked, when a slab with its index elsewhere is
-        // released there (host L1).
-        let run = self.frames.alloc_run(Gfp::NOWARN, pages, Some(nid));
+        let run = self.frames.alloc_run(gfp | Gfp::NOWARN, pages, Some(nid));
         let mut locked = node.lock(cache, &self.frames);
         let surplus = match run {
             Ok(run) if locked.lists.shared_missing() => {
@@ -170,7 +170,7 @@ impl<H: Host> Caches<H> {
                 None
             }
             Ok(run) => Some(run),
-            // Objects go to their slabs meanwhile; the next flush asks again.
+            // Objects go to their slabs meanwhile.
             Err(_) => None,
         };
         drop(locked);

@@ -436,7 +436,7 @@ fn what_is_drained_all_the_time_loses_nothing() {
 /// Whether broken arrays are found through the caches, and after how many seeds.
 fn is_found(mutation: Mutation) {
     let seeds = Rng::new(7);
-    let found = (1..=600).find(|_| {
+    let found = (1..=4000).find(|_| {
         let seed = seeds.bits();
         let run = AssertUnwindSafe(|| drained_all_the_time(seed, Some(mutation)));
         !matches!(std::panic::catch_unwind(run), Ok(Ok(())))
