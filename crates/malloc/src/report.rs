@@ -143,6 +143,15 @@ impl fmt::Display for Size {
     }
 }
 
+/// Resident bytes of the whole process, as the system counts them; 0 if it does not say.
+fn resident() -> usize {
+    let mut text = [0; 128];
+    let pages = syscall::read_file(c"/proc/self/statm", &mut text)
+        .and_then(|text| core::str::from_utf8(text).ok())
+        .and_then(|text| text.split(' ').nth(1)?.parse::<usize>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
 pub(crate) fn pid() -> u32 {
     // SAFETY: getpid has no preconditions.
     unsafe { syscall::call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u32
@@ -171,7 +180,7 @@ pub fn write_json(caches: &Caches<Process>, out: &mut dyn fmt::Write) -> fmt::Re
         out,
         "\"heap\":{{\"in_use\":{},\"cached\":{},\"slab_free\":{},\"frames_free\":{},\
          \"frames_empty\":{},\"frames\":{},\"runs\":{},\"direct\":{},\"mappings\":{},\
-         \"restarted\":{}}},\"caches\":[",
+         \"resident\":{},\"restarted\":{}}},\"caches\":[",
         t.in_use,
         t.cached,
         t.slab_free,
@@ -181,6 +190,7 @@ pub fn write_json(caches: &Caches<Process>, out: &mut dyn fmt::Write) -> fmt::Re
         t.runs,
         t.direct,
         t.mappings,
+        resident(),
         crate::process::fast::aborts(),
     )?;
     let mut result = Ok(());
@@ -237,11 +247,11 @@ pub fn write_text(caches: &Caches<Process>, out: &mut dyn fmt::Write) -> fmt::Re
     )?;
     writeln!(
         out,
-        "  system {:6}   {} released in {} call(s), {} sections restarted",
+        "  mapped {:6}   process resident {}, {} released in {} call(s)",
         Size(t.frames + t.direct),
+        Size(resident()),
         Size(host.counted(Event::BackingRelease) as usize * Process::PAGE_SIZE),
         host.counted(Event::BackingReleaseCalls),
-        crate::process::fast::aborts()
     )?;
     writeln!(
         out,
