@@ -27,6 +27,7 @@ mod grace;
 pub mod held_locks;
 mod lock;
 mod memory;
+mod mmu;
 mod services;
 
 pub use counters::{Count, Event};
@@ -35,6 +36,7 @@ pub use cpus::Cpus;
 pub use grace::{Grace, RcuHead};
 pub use lock::{LockClass, Mutex, MutexGuard, Rank, classes};
 pub use memory::{Backing, META_BYTES, MemRange, PageMap, PhysMem};
+pub use mmu::{Asid, Invalidate, Mmu, MmuCaps, Shootdown, TableMemory};
 pub use services::{Backtrace, Clock, Entropy, Level, Log};
 
 use core::ptr::NonNull;

@@ -58,6 +58,16 @@ pub mod classes {
         Alien = 30, "alien", true;
         /// The slab lists and the shared array of one node of one cache.
         SlabNode = 40, "slab_node", true;
+        /// A page table of the fifth level; may hold the lock of a lower one besides, as all table locks may.
+        Table5 = 50, "table5", false;
+        /// A page table of the fourth level.
+        Table4 = 51, "table4", false;
+        /// A page table of the third level (PUD).
+        Table3 = 52, "table3", false;
+        /// A page table of the second level (PMD).
+        Table2 = 53, "table2", false;
+        /// A page table of the first level (PTE).
+        Table1 = 54, "table1", false;
         /// A per-CPU list of free pages.
         PageList = 60, "page_list", true;
         /// The buddy lists of a zone.

@@ -7,11 +7,13 @@
 //! [`Order`] is a power of two of page frames.
 #![no_std]
 
+mod cpu_mask;
 mod error;
 mod gfp;
 mod ids;
 mod units;
 
+pub use cpu_mask::{AtomicCpuMask, CpuMask};
 pub use error::{AllocError, FreeError};
 pub use gfp::Gfp;
 pub use ids::{CpuId, MigrateType, Nid, Zone};
