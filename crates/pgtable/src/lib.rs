@@ -1,0 +1,4 @@
+//! Page tables: formats of five architectures, walks under split locks, batches of invalidations.
+#![no_std]
+
+pub mod format;
