@@ -5,75 +5,16 @@
 //! [`flagstone_host::MmuCaps`] by whoever builds entries. Everything that is written into a table went through
 //! [`Format::leaf`], [`Format::table`] or [`Format::absent`]; everything that is read comes out of [`Format::decode`].
 
+mod absent;
+mod leaf;
+mod x86;
+mod x86_64;
+
+pub use leaf::{Access, Leaf, Marks, Memory};
+pub use x86_64::{LongMode, X86_64, X86_64La57};
+
 use core::fmt::Debug;
 use flagstone_types::PhysAddr;
-
-bitflags::bitflags! {
-    /// What may be done with a page.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Access: u8 {
-        /// Loads.
-        const READ = 1;
-        /// Stores. Implies loads on every architecture here.
-        const WRITE = 2;
-        /// Instruction fetches.
-        const EXEC = 4;
-        /// By user code; without it by the kernel only.
-        const USER = 8;
-    }
-}
-
-bitflags::bitflags! {
-    /// What is noted of a page in its entry.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Marks: u16 {
-        /// Was accessed since this was cleared.
-        const YOUNG = 1;
-        /// Was written since this was cleared.
-        const DIRTY = 2;
-        /// Was written since a tracker cleared this.
-        const SOFT_DIRTY = 4;
-        /// Write-protected on behalf of a userfaultfd.
-        const UFFD_WP = 8;
-        /// Maps a frame that is nobody's page: not counted, not owned.
-        const SPECIAL = 16;
-        /// The same in every address space.
-        const GLOBAL = 32;
-        /// The page of a user shadow stack: Write=0 and Dirty=1 on x86-64. Only `ShadowStack` makes it.
-        const SHADOW = 64;
-        /// There and owned, but no access is allowed (PROT_NONE, or a hinting fault).
-        const NO_ACCESS = 128;
-    }
-}
-
-/// How the processor caches what is behind an entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Memory {
-    /// Ordinary memory.
-    #[default]
-    WriteBack,
-    /// Stores are collected, loads are not cached (frame buffers).
-    WriteCombining,
-    /// Nothing is cached.
-    Uncached,
-    /// Registers of a device: in order, never speculated.
-    Device,
-}
-
-/// A leaf: what a present entry that maps memory says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Leaf {
-    /// The first byte; aligned to the size of the entry's level.
-    pub at: PhysAddr,
-    /// What may be done.
-    pub access: Access,
-    /// What is noted.
-    pub marks: Marks,
-    /// How it is cached.
-    pub memory: Memory,
-    /// Protection key, where the architecture has them; else 0.
-    pub key: u8,
-}
 
 /// An entry that is not present and yet says something. `offset` and `payload` are the caller's; a format says how many bits it has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -236,10 +177,10 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
         word
     }
 
-    /// Whether an entry of this level can say exactly this.
+    /// Whether an entry of this level can say exactly this. No format can say a [`Marks::SHADOW`] that was not granted ([`Leaf::is_granted_shadow`]).
     fn can(level: Level, leaf: &Leaf) -> bool;
 
-    /// The entry of a leaf that [`Format::can`] allows.
+    /// The entry of a leaf that [`Format::can`] allows. A `SHADOW` that was not granted is left out, and the entry is dirty by other means.
     fn leaf(level: Level, leaf: &Leaf) -> u64;
 
     /// The entry on `level` that names the table at `at`.
@@ -269,12 +210,29 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
     /// Whether a leaf entry is dirty (saved-dirty included).
     fn is_dirty(level: Level, raw: u64) -> bool;
 
-    /// A present leaf entry with other access, marks and frame as they are; write access taken from a dirty one leaves it dirty by
-    /// whatever means the format has (saved-dirty on x86-64).
+    /// A leaf entry with other access, marks and frame as they are; write access taken from a dirty one leaves it dirty by
+    /// whatever means the format has (saved-dirty on x86-64). [`Marks::NO_ACCESS`] follows [`Access::READ`]: without it the entry
+    /// loses its access and stays a leaf. [`Marks::SHADOW`] stays unless [`Access::WRITE`] is given: see [`Format::write_protect`].
     fn with_access(level: Level, raw: u64, access: Access) -> u64;
 
-    /// The present leaf entry with its address moved on by `pages` entries of its own size.
+    /// A leaf entry that nobody may write: without [`Access::WRITE`] and [`Marks::SHADOW`], and dirty if it was.
+    fn write_protect(level: Level, raw: u64) -> u64;
+
+    /// The leaf entry with its address moved on by `pages` entries of its own size.
     fn advance(level: Level, raw: u64, pages: u64) -> u64;
+
+    /// The leaf entry of the level below that maps the first part of what the leaf `raw` maps, `SHADOW` included, for a split in place;
+    /// `None` if `raw` is no leaf or the level below can not say it.
+    #[inline]
+    #[must_use]
+    fn first_part(level: Level, raw: u64) -> Option<u64> {
+        let below = level.below()?;
+        let Entry::Leaf(leaf) = Self::decode(level, raw) else {
+            return None;
+        };
+        let leaf = leaf.found_in_place();
+        Self::can(below, &leaf).then(|| Self::leaf(below, &leaf))
+    }
 
     /// How far an entry of `level` reaches: `2^shift` bytes.
     #[inline(always)]
