@@ -33,6 +33,7 @@ pub(crate) struct Config {
     pub(crate) policy: Option<Policy>,
     pub(crate) disturb: u32,
     pub(crate) interrupts: bool,
+    pub(crate) pinned: bool,
     pub(crate) form: ArrayForm,
     pub(crate) mutation: Option<Mutation>,
     pub(crate) step_limit: u64,
@@ -41,9 +42,9 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Plain arrays are right only if tasks stay where they are.
+    /// Plain arrays are right only if tasks stay where they are; others may be told to.
     pub(crate) fn may_migrate(&self) -> bool {
-        self.form != ArrayForm::Plain
+        self.form != ArrayForm::Plain && !self.pinned
     }
 }
 
@@ -58,6 +59,7 @@ pub struct Builder<const SHIFT: u32 = 12, const ORDER: u32 = 6> {
     policy: Option<Policy>,
     disturb: Option<u32>,
     interrupts: Option<bool>,
+    pinned: bool,
     form: ArrayForm,
     mutation: Option<Mutation>,
     step_limit: u64,
@@ -90,6 +92,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             policy: None,
             disturb: None,
             interrupts: None,
+            pinned: false,
             form: ArrayForm::Restartable,
             mutation: None,
             step_limit: 20_000_000,
@@ -184,6 +187,13 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
         self
     }
 
+    /// Whether tasks stay on the CPU that they begin on: by turns, one task after the other.
+    #[must_use]
+    pub fn pinned(mut self, pinned: bool) -> Self {
+        self.pinned = pinned;
+        self
+    }
+
     /// The form of its per-CPU arrays.
     #[must_use]
     pub fn form(mut self, form: ArrayForm) -> Self {
@@ -249,6 +259,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             policy: self.policy,
             disturb,
             interrupts,
+            pinned: self.pinned,
             form: self.form,
             mutation: self.mutation,
             step_limit: self.step_limit,

@@ -37,6 +37,11 @@ pub(crate) enum Point {
 /// How many of 256 decisions begin with an interrupt.
 const INTERRUPTS: u32 = 48;
 
+/// What a context waits for until the interrupts of `cpu` are open: no address of a lock, for locks are words of memory.
+pub(crate) const fn open_token(cpu: usize) -> usize {
+    cpu + 1
+}
+
 /// Virtual time that a step takes, in nanoseconds.
 const STEP_NANOS: u64 = 10;
 
@@ -77,6 +82,8 @@ pub(crate) struct Core {
     /// What an interrupt does, while [`Machine::with_interrupts`](crate::Machine::with_interrupts) lasts.
     pub(crate) handler: Cell<Option<NonNull<dyn Fn()>>>,
     pub(crate) interrupts: Cell<u64>,
+    /// Contexts that wait until some CPU opens its interrupts.
+    pub(crate) awaited_open: Cell<u32>,
     pub(crate) failure: RefCell<Option<Failure>>,
     pub(crate) panic: RefCell<Option<Box<dyn Any + Send>>>,
 }
@@ -139,6 +146,7 @@ impl Core {
             yielders: RefCell::default(),
             handler: Cell::new(None),
             interrupts: Cell::new(0),
+            awaited_open: Cell::new(0),
             failure: RefCell::new(None),
             panic: RefCell::new(None),
             rng,
@@ -335,7 +343,12 @@ impl Core {
 
     pub(crate) fn unblock_irq(&self) {
         if self.config.interrupts {
-            self.schedule.borrow_mut().irq_depth[self.cpu.get()] -= 1;
+            let cpu = self.cpu.get();
+            let mut schedule = self.schedule.borrow_mut();
+            schedule.irq_depth[cpu] -= 1;
+            if schedule.irq_depth[cpu] == 0 && self.awaited_open.get() != 0 {
+                schedule.wake(open_token(cpu));
+            }
         }
     }
 }

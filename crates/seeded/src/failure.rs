@@ -22,6 +22,8 @@ pub enum FailureKind {
     Leftover,
     /// The host was asked for something that it can not mean, such as a CPU that does not exist.
     Usage,
+    /// A rule of a larger machine around this one was broken ([`crate::Hooks::violate`]).
+    Violation,
 }
 
 /// A failure of a run. Its text form names the seed and how to replay it.

@@ -220,6 +220,21 @@ impl Memory {
         found
     }
 
+    /// Where frame `pfn` is, if there is one.
+    pub(crate) fn frame(&self, pfn: usize) -> Option<NonNull<u8>> {
+        let node = self.node(pfn)?;
+        let at = pfn - node.start;
+        // SAFETY: B5: `at` is below the pages of the node.
+        (node.books[at].get() & EXISTS != 0).then(|| unsafe { node.base.add(at << self.shift) })
+    }
+
+    /// Where the record of `pfn` is, if there is one.
+    pub(crate) fn record(&self, pfn: usize) -> Option<NonNull<u8>> {
+        let node = self.node(pfn)?;
+        // SAFETY: B5: the node has a record for each of its frames.
+        Some(unsafe { node.meta.add((pfn - node.start) * META_BYTES) })
+    }
+
     pub(crate) fn unadded(&self) -> &[MemRange] {
         &self.unadded
     }

@@ -3,6 +3,7 @@
 //! A run ends when every task has ended, or at the first failure. Tasks that a failure left behind are
 //! never resumed and their stacks are not unwound: they may be in the middle of anything (clause S5).
 
+use crate::arrays::ArrayForm;
 use crate::context::{Core, Point};
 use crate::failure::{Failure, FailureKind};
 use crate::machine::Machine;
@@ -145,7 +146,7 @@ impl Core {
 
     fn run(&self, tasks: Vec<Task<'_>>) -> Result<Report, Failure> {
         assert!(!self.running.get(), "a run inside a run");
-        if !self.config.may_migrate() && tasks.len() > self.config.cpus {
+        if self.config.form == ArrayForm::Plain && tasks.len() > self.config.cpus {
             self.fail(
                 FailureKind::Usage,
                 format!(

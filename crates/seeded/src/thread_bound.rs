@@ -21,7 +21,7 @@ fn this_thread() -> u64 {
 
 /// A value of one thread.
 #[derive(Debug)]
-pub(crate) struct ThreadBound<T> {
+pub struct ThreadBound<T> {
     thread: u64,
     value: ManuallyDrop<T>,
 }
@@ -33,17 +33,20 @@ unsafe impl<T> Send for ThreadBound<T> {}
 unsafe impl<T> Sync for ThreadBound<T> {}
 
 impl<T> ThreadBound<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// A value that belongs to the calling thread.
+    pub fn new(value: T) -> Self {
         Self {
             thread: this_thread(),
             value: ManuallyDrop::new(value),
         }
     }
 
+    /// The value.
+    ///
     /// # Panics
     /// In another thread than the one that made it.
     #[inline]
-    pub(crate) fn get(&self) -> &T {
+    pub fn get(&self) -> &T {
         assert!(
             self.thread == this_thread(),
             "a seeded machine is used in a thread that did not build it"
