@@ -4,6 +4,7 @@ use crate::Error;
 use crate::loops::opaque;
 use crate::thread_local_array::{self, Place};
 use core::cell::UnsafeCell;
+use core::hint::black_box;
 use core::ptr::NonNull;
 use flagstone_host::{ArrayParams, CpuCache, Cpus, Push};
 use flagstone_malloc::process::{ArrayForm, ProcessWith};
@@ -111,6 +112,7 @@ pub(crate) struct Floor {
 impl Floor {
     pub(crate) fn new() -> Self {
         let place = Place::find();
+        thread_local_array::publish(place);
         let slots = slots();
         pointers(&slots).for_each(|object| {
             thread_local_array::push(place, object);
@@ -127,6 +129,19 @@ impl Floor {
         for _ in 0..n {
             if let Some(object) = thread_local_array::pop(self.place) {
                 thread_local_array::push(self.place, opaque(object));
+            }
+        }
+    }
+
+    /// The same by calls of functions that are told the class.
+    #[inline(always)]
+    pub(crate) fn called_pairs(&self, n: u32) {
+        let class = black_box(0);
+        let pop = black_box(thread_local_array::pop_called as fn(usize) -> Option<NonNull<u8>>);
+        let push = black_box(thread_local_array::push_called as fn(usize, NonNull<u8>) -> bool);
+        for _ in 0..n {
+            if let Some(object) = pop(class) {
+                push(class, object);
             }
         }
     }
@@ -164,6 +179,7 @@ mod tests {
     fn the_floor_is_empty_when_it_ends() {
         let floor = Floor::new();
         floor.pairs(1000);
+        floor.called_pairs(1000);
         let place = floor.place;
         assert!(thread_local_array::pop(place).is_some());
         drop(floor);

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::allocator::{Allocator, no_memory};
+use core::hint::black_box;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use flagstone_frames::{Frames, Reclaimer};
@@ -122,6 +123,31 @@ impl<'c, F: ArrayForm> Objects<'c, F> {
         if let Err(busy) = self.caches.destroy(self.cache) {
             eprintln!("{busy}");
         }
+    }
+
+    /// `n` pairs by calls of functions that are told the cache.
+    pub(crate) fn called_pairs(&self, n: u32) {
+        let this = black_box(self);
+        let alloc = black_box(Self::alloc_called as fn(&Self) -> NonNull<u8>);
+        let free = black_box(Self::free_called as unsafe fn(&Self, NonNull<u8>));
+        for _ in 0..n {
+            let object = alloc(this);
+            // SAFETY: B2.
+            unsafe { free(this, object) };
+        }
+    }
+
+    #[inline(never)]
+    fn alloc_called(&self) -> NonNull<u8> {
+        self.alloc(0)
+    }
+
+    /// # Safety
+    /// As [`Allocator::free`].
+    #[inline(never)]
+    unsafe fn free_called(&self, object: NonNull<u8>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(object, 0) }
     }
 
     pub(crate) fn cache(&self) -> &CacheHandle<'c, ProcessWith<F>> {

@@ -1,6 +1,6 @@
-//! `malloc` and `free` written out: the fast paths of the C interface, instruction by instruction.
+//! `malloc` and `free`, and the same of an object cache, written out: the fast paths of the C interface, instruction by instruction.
 //!
-//! They do what [`entry::allocate`](crate::entry::allocate) and [`entry::free`](crate::entry::free) do, which stay beside
+//! The first two do what [`entry::allocate`](crate::entry::allocate) and [`entry::free`](crate::entry::free) do, which stay beside
 //! them as what they are compared with. Written out, a failed section jumps to the slow path directly, and the
 //! chain of dependent steps from a freed pointer to its array's count is as short as it can be: shift, map,
 //! count. The golden disassembly of the library as shipped pins them.
@@ -135,6 +135,112 @@ macro_rules! free_body {
             id_off = const ::core::mem::offset_of!($crate::process::fast::Fast, id_off),
             bound = const ::core::mem::offset_of!($crate::process::fast::Fast, bound),
             slices = const ::core::mem::offset_of!($crate::process::fast::Fast, slices),
+            fast = sym $crate::process::fast::FAST,
+            aborts = sym $crate::process::fast::ABORTS,
+            slow = sym $slow,
+        )
+    };
+}
+
+/// The body of a naked function `alloc(cache: *const KnownCache)`: pops from the cache's array; goes to `$slow(cache)` if that is empty
+/// or stopped.
+#[macro_export]
+macro_rules! cache_alloc_body {
+    ($slow:path) => {
+        ::core::arch::naked_asm!(
+            ".p2align 6",
+            "mov ecx, dword ptr [rdi + {place}]",
+            "mov rdx, qword ptr [rip + {fast} + {rseq_off}]",
+            "mov r9, qword ptr [rip + {fast} + {id_off}]",
+            ".pushsection __rseq_cs, \"aw?\"",
+            ".balign 32",
+            "3: .long 0, 0",
+            ".quad 4f, 6f - 4f, 7f",
+            ".popsection",
+            ".pushsection .text.rseq_abort, \"ax?\"",
+            ".byte 0x0f, 0xb9, 0x3d",
+            ".long 0x53053053",
+            "7: lock inc qword ptr [rip + {aborts}]",
+            "test byte ptr [rip + {aborts}], 15",
+            "jnz 2f",
+            "jmp {slow}",
+            ".popsection",
+            "2: lea rsi, [rip + 3b]",
+            "mov qword ptr fs:[rdx + 8], rsi",
+            "4: mov esi, dword ptr fs:[r9]",
+            "cmp esi, dword ptr [rip + {fast} + {bound}]",
+            "jae {slow}",
+            "shl rsi, 22",
+            "add rsi, qword ptr [rip + {fast} + {region}]",
+            "mov r8, qword ptr [rsi + rcx]",
+            "add rsi, rcx",
+            "test r8, r8",
+            "jz {slow}",
+            "mov rax, qword ptr [rsi + r8*8 + 8]",
+            "sub r8, 1",
+            "mov qword ptr [rsi], r8",
+            "6: ret",
+            place = const ::core::mem::offset_of!($crate::known::KnownCache, place),
+            rseq_off = const ::core::mem::offset_of!($crate::process::fast::Fast, rseq_off),
+            id_off = const ::core::mem::offset_of!($crate::process::fast::Fast, id_off),
+            bound = const ::core::mem::offset_of!($crate::process::fast::Fast, bound),
+            region = const ::core::mem::offset_of!($crate::process::fast::Fast, region),
+            fast = sym $crate::process::fast::FAST,
+            aborts = sym $crate::process::fast::ABORTS,
+            slow = sym $slow,
+        )
+    };
+}
+
+/// The body of a naked function `free(cache: *const KnownCache, object)`: pushes on the cache's array; goes to `$slow(cache, object)` if that is full
+/// or stopped, if the object is on top of it already or null, and where there are several nodes.
+#[macro_export]
+macro_rules! cache_free_body {
+    ($slow:path) => {
+        ::core::arch::naked_asm!(
+            ".p2align 6",
+            "mov ecx, dword ptr [rdi + {home}]",
+            "test rsi, rsi",
+            "jz {slow}",
+            "test cl, 1",
+            "jnz {slow}",
+            "mov rdx, qword ptr [rip + {fast} + {rseq_off}]",
+            "mov r9, qword ptr [rip + {fast} + {id_off}]",
+            ".pushsection __rseq_cs, \"aw?\"",
+            ".balign 32",
+            "3: .long 0, 0",
+            ".quad 4f, 6f - 4f, 7f",
+            ".popsection",
+            ".pushsection .text.rseq_abort, \"ax?\"",
+            ".byte 0x0f, 0xb9, 0x3d",
+            ".long 0x53053053",
+            "7: lock inc qword ptr [rip + {aborts}]",
+            "test byte ptr [rip + {aborts}], 15",
+            "jnz 2f",
+            "jmp {slow}",
+            ".popsection",
+            "2: lea rax, [rip + 3b]",
+            "mov qword ptr fs:[rdx + 8], rax",
+            "4: mov eax, dword ptr fs:[r9]",
+            "cmp eax, dword ptr [rip + {fast} + {bound}]",
+            "jae {slow}",
+            "shl rax, 22",
+            "add rax, qword ptr [rip + {fast} + {region}]",
+            "mov r8, qword ptr [rax + rcx]",
+            "add rax, rcx",
+            "cmp r8d, dword ptr [rax + 8]",
+            "jae {slow}",
+            "cmp rsi, qword ptr [rax + r8*8 + 8]",
+            "je {slow}",
+            "mov qword ptr [rax + r8*8 + 16], rsi",
+            "add r8, 1",
+            "mov qword ptr [rax], r8",
+            "6: ret",
+            home = const ::core::mem::offset_of!($crate::known::KnownCache, home),
+            rseq_off = const ::core::mem::offset_of!($crate::process::fast::Fast, rseq_off),
+            id_off = const ::core::mem::offset_of!($crate::process::fast::Fast, id_off),
+            bound = const ::core::mem::offset_of!($crate::process::fast::Fast, bound),
+            region = const ::core::mem::offset_of!($crate::process::fast::Fast, region),
             fast = sym $crate::process::fast::FAST,
             aborts = sym $crate::process::fast::ABORTS,
             slow = sym $slow,

@@ -13,6 +13,7 @@ mod global;
 mod growth;
 pub mod heap;
 mod hot;
+pub mod known;
 mod large;
 pub mod live;
 mod misuse;

@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
 
 use flagstone_malloc::heap::heap;
+use flagstone_malloc::known::KnownCache;
 use flagstone_malloc::process::Process;
 use flagstone_slab::{Cache, CacheHandle, CacheParams};
 use flagstone_types::{AllocError, Gfp};
@@ -31,9 +32,16 @@ fn fail(error: AllocError) {
 
 /// # Safety
 /// `cache` came from `flagstone_cache_create` and was not destroyed.
-unsafe fn cache_of<'a>(cache: *mut FlagstoneCache) -> &'a Cache<Process> {
+unsafe fn known<'a>(cache: *const FlagstoneCache) -> &'a KnownCache {
     // SAFETY: as promised.
-    unsafe { &*cache.cast::<Cache<Process>>() }
+    unsafe { &*cache.cast::<KnownCache>() }
+}
+
+/// # Safety
+/// As [`known`].
+unsafe fn cache_of<'a>(cache: *const FlagstoneCache) -> &'a Cache<Process> {
+    // SAFETY: as promised.
+    unsafe { known(cache) }.cache()
 }
 
 /// Makes a cache of objects of `size` bytes aligned to `align` bytes (a power of two, or 0 for 16). `name` is copied.
@@ -58,8 +66,25 @@ pub unsafe extern "C" fn flagstone_cache_create(
     params.ctor = constructor.map(|c| unsafe {
         core::mem::transmute::<unsafe extern "C" fn(*mut c_void), unsafe fn(NonNull<u8>)>(c)
     });
-    match heap().and_then(|caches| caches.create(&params)) {
-        Ok(handle) => handle.into_raw().as_ptr().cast(),
+    let caches = match heap() {
+        Ok(caches) => caches,
+        Err(error) => {
+            fail(error);
+            return null_mut();
+        }
+    };
+    or_null(caches.create(&params).and_then(|handle| {
+        KnownCache::new(handle).map_err(|handle| {
+            // It has no objects, so this can not fail.
+            let _ = caches.destroy(handle);
+            AllocError::OutOfMemory
+        })
+    }))
+}
+
+fn or_null<T, C>(result: Result<NonNull<T>, AllocError>) -> *mut C {
+    match result {
+        Ok(pointer) => pointer.as_ptr().cast(),
         Err(error) => {
             fail(error);
             null_mut()
@@ -72,16 +97,17 @@ pub unsafe extern "C" fn flagstone_cache_create(
 /// # Safety
 /// The cache is alive.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C" fn flagstone_cache_alloc(cache: *mut FlagstoneCache) -> *mut c_void {
+    flagstone_malloc::cache_alloc_body!(alloc_slow)
+}
+
+/// # Safety
+/// As `flagstone_cache_alloc`.
+unsafe extern "C" fn alloc_slow(cache: *mut FlagstoneCache) -> *mut c_void {
     // SAFETY: the caller's promise.
-    let cache = unsafe { cache_of(cache) };
-    match heap().and_then(|caches| caches.alloc(cache, Gfp::KERNEL | Gfp::NOWARN)) {
-        Ok(object) => object.as_ptr().cast(),
-        Err(error) => {
-            fail(error);
-            null_mut()
-        }
-    }
+    let known = unsafe { known(cache) };
+    or_null(heap().and_then(|caches| known.alloc_slow(caches)))
 }
 
 /// An object of zero bytes; not for caches with a constructor.
@@ -108,10 +134,17 @@ pub unsafe extern "C" fn flagstone_cache_zalloc(cache: *mut FlagstoneCache) -> *
 /// # Safety
 /// The object came from this cache and is not used any more.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C" fn flagstone_cache_free(cache: *mut FlagstoneCache, object: *mut c_void) {
+    flagstone_malloc::cache_free_body!(free_slow)
+}
+
+/// # Safety
+/// As `flagstone_cache_free`.
+unsafe extern "C" fn free_slow(cache: *mut FlagstoneCache, object: *mut c_void) {
     if let (Ok(caches), Some(object)) = (heap(), NonNull::new(object.cast::<u8>())) {
         // SAFETY: the caller's promise.
-        unsafe { caches.free(cache_of(cache), object) };
+        unsafe { known(cache).free_slow(caches, object) };
     }
 }
 
@@ -183,13 +216,19 @@ pub unsafe extern "C" fn flagstone_cache_shrink(cache: *mut FlagstoneCache) -> u
 /// Nobody uses the cache any more, if it succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flagstone_cache_destroy(cache: *mut FlagstoneCache) -> c_int {
-    let (Ok(caches), Some(raw)) = (heap(), NonNull::new(cache.cast::<Cache<Process>>())) else {
+    let (Ok(caches), Some(known)) = (heap(), NonNull::new(cache.cast::<KnownCache>())) else {
         return 0;
     };
     // SAFETY: the caller's promise.
+    let raw = NonNull::from(unsafe { known.as_ref() }.cache());
+    // SAFETY: the pointer is the handle's, which `known` keeps: one of the two goes away below.
     let handle = unsafe { CacheHandle::from_raw(caches, raw) };
     match caches.destroy(handle) {
-        Ok(()) => 0,
+        Ok(()) => {
+            // SAFETY: nobody uses the cache any more, and its handle is gone.
+            unsafe { KnownCache::forget(known) };
+            0
+        }
         Err(busy) => {
             let _ = busy.cache.into_raw();
             // SAFETY: the address of the thread's errno.

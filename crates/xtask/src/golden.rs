@@ -1,7 +1,7 @@
 //! Golden disassembly: the fast paths in the library as shipped are exactly the instructions that the repository says,
 //! and these keep the promises that are made of them.
 //!
-//! `golden/fastpath.txt` has `malloc` and `free`, with symbols in place of addresses. [`run`] compares, and looks at the
+//! `golden/fastpath.txt` has `malloc`, `free` and the same of an object cache, with symbols in place of addresses. [`run`] compares, and looks at the
 //! instructions themselves: no lock, no atomic read-modify-write, no change of the interrupt flag, no system call, no
 //! call at all; every way out is a return or a jump to a slow path; the commit is the section's last instruction.
 
@@ -20,7 +20,12 @@ use crate::shipped;
 const FILE: &str = "golden/fastpath.txt";
 
 /// The functions in it.
-const FUNCTIONS: &[&str] = &["malloc", "free"];
+const FUNCTIONS: &[&str] = &[
+    "malloc",
+    "free",
+    "flagstone_cache_alloc",
+    "flagstone_cache_free",
+];
 
 /// What the fast paths read, by name.
 const FIELDS: &[Field] = &[
@@ -37,7 +42,7 @@ const FIELDS: &[Field] = &[
 ];
 
 const PREFACE: &str = "\
-# malloc and free in the shared library as shipped; `cargo xtask golden --update` writes this file.
+# malloc, free and the same of an object cache in the shared library as shipped; `cargo xtask golden --update` writes this file.
 # Addresses are replaced by symbols. The first figure counts all instructions up to the end of the function, the second
 # those that run if no jump is taken: the fast path.
 ";

@@ -120,12 +120,15 @@ fn print_known(known: &Inside, objects: u32) {
     println!("The class known, by form of the per-CPU arrays.\n");
     let rows = [
         ("thread-local array", "known/floor"),
+        ("the same, called", "known/floor-called"),
         ("array of the form", "known/array"),
         ("object cache", "known/cache"),
+        ("the same, called", "known/cache-called"),
         ("cache by thread-local", "known/cache-by-floor"),
+        ("called by called", "known/called-by-called"),
     ]
     .map(|(label, metric)| (label.to_owned(), metric.to_owned()));
-    let title = "One object of 64 bytes allocated and freed; the last row is a ratio";
+    let title = "One object of 64 bytes allocated and freed; the last two rows are ratios";
     println!("{}", known.rows(title, "", &rows, &[]));
     for (title, what) in [
         (
