@@ -78,7 +78,7 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// A leaf of ordinary memory without marks. [`Access::WRITE`] in `access` becomes what writing means in a mapping of that kind.
+    /// A leaf of ordinary memory without marks. [`Access::WRITE`] in `access` becomes what writing means in a mapping of that kind, and brings [`Access::READ`].
     #[inline(always)]
     #[must_use]
     pub const fn new(at: PhysAddr, access: Access, kind: Mapping<'_>) -> Self {
@@ -167,7 +167,7 @@ impl Leaf {
         match kind {
             Mapping::Ordinary => return self.mkwrite_kernel(),
             Mapping::ShadowStack(_) => {
-                self.access = self.access.difference(Access::WRITE);
+                self.access = self.access.union(Access::READ).difference(Access::WRITE);
                 self.marks = self.marks.union(Marks::SHADOW).union(Marks::DIRTY);
                 self.granted = true;
             }
@@ -179,7 +179,7 @@ impl Leaf {
     #[inline(always)]
     #[must_use]
     pub const fn mkwrite_kernel(mut self) -> Self {
-        self.access = self.access.union(Access::WRITE);
+        self.access = self.access.union(Access::READ).union(Access::WRITE);
         self.marks = self.marks.difference(Marks::SHADOW);
         self
     }

@@ -6,11 +6,21 @@
 //! [`Format::leaf`], [`Format::table`] or [`Format::absent`]; everything that is read comes out of [`Format::decode`].
 
 mod absent;
+mod any;
+mod arm64;
 mod leaf;
+mod pae;
+mod ppc64;
+mod riscv64;
 mod x86;
 mod x86_64;
 
+pub use any::{Arch, UnknownFormat};
+pub use arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
 pub use leaf::{Access, Leaf, Marks, Memory};
+pub use pae::X86Pae;
+pub use ppc64::{Ppc64, Ppc64K4, Ppc64K64};
+pub use riscv64::{Riscv64, Riscv64Sv39, Riscv64Sv48};
 pub use x86_64::{LongMode, X86_64, X86_64La57};
 
 use core::fmt::Debug;
@@ -198,7 +208,7 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
     /// Whether the entry names a table.
     fn is_table(level: Level, raw: u64) -> bool;
 
-    /// The bits that the unit sets by itself in a present leaf: accessed and dirty.
+    /// The bits that the unit changes by itself in a present leaf, as its abilities allow: accessed and dirty. It sets them, but for AP\[2\] of arm64, which it clears.
     fn unit_bits(level: Level) -> u64;
 
     /// The leaf entry with YOUNG as said; the rest stays.
@@ -211,8 +221,9 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
     fn is_dirty(level: Level, raw: u64) -> bool;
 
     /// A leaf entry with other access, marks and frame as they are; write access taken from a dirty one leaves it dirty by
-    /// whatever means the format has (saved-dirty on x86-64). [`Marks::NO_ACCESS`] follows [`Access::READ`]: without it the entry
-    /// loses its access and stays a leaf. [`Marks::SHADOW`] stays unless [`Access::WRITE`] is given: see [`Format::write_protect`].
+    /// whatever means the format has (saved-dirty on x86-64). [`Marks::NO_ACCESS`] is set if `access` has neither loads nor stores nor
+    /// execution, and the entry stays a leaf; it is cleared otherwise. Access that the format can not tell apart is rounded up: stores bring
+    /// loads, and on x86 execution does. [`Marks::SHADOW`] stays unless [`Access::WRITE`] is given: see [`Format::write_protect`].
     fn with_access(level: Level, raw: u64, access: Access) -> u64;
 
     /// A leaf entry that nobody may write: without [`Access::WRITE`] and [`Marks::SHADOW`], and dirty if it was.

@@ -170,7 +170,7 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     #[inline(always)]
     fn with_access(level: Level, raw: u64, access: Access) -> u64 {
         let shadow = Self::is_shadow(raw) & !access.contains(Access::WRITE);
-        let hidden = !access.contains(Access::READ);
+        let hidden = !access.intersects(Access::READ.union(Access::WRITE).union(Access::EXEC));
         let raw = x86::upright(level, raw) & !(x86::ACCESS | PRESENT | NO_ACCESS)
             | x86::access_bits(access)
             | if hidden { NO_ACCESS } else { PRESENT };
