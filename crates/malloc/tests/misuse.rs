@@ -24,6 +24,8 @@ const SIGABRT: i32 = 6;
 enum Expected {
     /// Abort, with a message that has one of these words beside the pointer.
     Caught(&'static [&'static str]),
+    /// The same, and the program's handler of SIGABRT, which uses the heap and forks, came to its end.
+    Handled(&'static [&'static str]),
     /// Documented as not caught in the default mode.
     NotCaught,
 }
@@ -40,13 +42,15 @@ const FOREIGN: Expected = Expected::Caught(&[
 ]);
 
 /// Words for a pointer into the middle of a block.
-const INTERIOR: Expected = Expected::Caught(&[
+const INTERIOR: Expected = Expected::Caught(INSIDE);
+
+const INSIDE: &[&str] = &[
     "interior",
     "inside",
     "middle",
     "not the start",
     "not at the start",
-]);
+];
 
 /// Words for a block that was freed before.
 const FREED: Expected = Expected::Caught(&["double free", "already free", "is free", "freed"]);
@@ -67,6 +71,8 @@ const GONE: Expected = Expected::Caught(&[
 ]);
 
 const MISTAKES: &[(&str, Expected)] = &[
+    ("abort_handler_allocates", Expected::Handled(INSIDE)),
+    ("abort_handler_in_trim", Expected::Handled(INSIDE)),
     ("double_free", FREED),
     ("double_free_aligned", FREED),
     ("double_free_between", Expected::NotCaught),
@@ -162,6 +168,13 @@ fn make_mistake(
     }
     let result = match expected {
         Expected::Caught(words) => check_report(&finished, pointer, words),
+        Expected::Handled(words) => check_report(&finished, pointer, words).and_then(|()| {
+            if finished.stdout.ends_with("\nhandled\n") {
+                Ok(())
+            } else {
+                Err("the handler did not come to its end".into())
+            }
+        }),
         Expected::NotCaught if finished.ending == Ending::Exited(0) => check_survival(&finished),
         Expected::NotCaught => check_report(&finished, pointer, &[""]),
     };

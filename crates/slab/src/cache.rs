@@ -13,7 +13,6 @@ use crate::layout::Layout;
 use crate::node::Node;
 use crate::random::Sequence;
 use crate::record::Record;
-use crate::tuning::BadFree;
 
 /// Runs once on every object of a new slab.
 pub type Constructor = unsafe fn(NonNull<u8>);
@@ -106,7 +105,6 @@ pub struct Cache<H: Host> {
     pub(crate) flags: CacheFlags,
     pub(crate) usercopy: UserCopy,
     pub(crate) ctor: Option<Constructor>,
-    pub(crate) bad_free: fn(&BadFree<'_>),
     pub(crate) name: Name,
     pub(crate) sequence: Sequence,
     pub(crate) nodes: NonNull<Node<H>>,
@@ -294,17 +292,6 @@ impl<H: Host> Cache<H> {
             0 => Ok(number as u32),
             offset => Err(FreeError::Interior { offset }),
         }
-    }
-
-    /// Tells the host's policy of a freed pointer that is no allocated object (S12).
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn report_bad_free(&self, object: NonNull<u8>, error: FreeError) {
-        (self.bad_free)(&BadFree {
-            object,
-            error,
-            cache: self.name(),
-        });
     }
 }
 

@@ -17,6 +17,7 @@ use crate::kmalloc::{Kmalloc, KmallocClass};
 use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
 use crate::node::Node;
 use crate::random::Sequence;
+use crate::refusal::Refusals;
 use crate::tuning::{ArrayTuning, Improvements, Policy};
 
 /// What a cache is made with.
@@ -77,6 +78,7 @@ pub struct Caches<H: Host> {
     pub(crate) cache_cache: Option<NonNull<Cache<H>>>,
     pub(crate) kmalloc: Kmalloc<H>,
     pub(crate) reports: crate::oom::ReportLimit,
+    pub(crate) refusals: Refusals,
 }
 
 // SAFETY: caches are `Sync`, the pointers to them are constant after boot.
@@ -165,6 +167,7 @@ impl<H: Host> Caches<H> {
                 cache_cache: None,
                 kmalloc: Kmalloc::new(&host, kmalloc)?,
                 reports: crate::oom::ReportLimit::new(),
+                refusals: Refusals::new(),
             });
             &mut *place.as_ptr()
         };
@@ -240,7 +243,7 @@ impl<H: Host> Caches<H> {
             return None;
         }
         let wanted = self.choose_layout(params).ok()?;
-        let list = self.list.lock();
+        let list = self.lock_list();
         let found = list.iter().find(|c| {
             c.layout == wanted
                 && !c.flags.no_merge
@@ -433,7 +436,6 @@ impl<H: Host> Caches<H> {
                 },
                 usercopy: params.usercopy,
                 ctor: params.ctor,
-                bad_free: self.policy.bad_free,
                 name: Name::new(params.name),
                 sequence: Sequence::none(),
                 nodes,
@@ -449,7 +451,7 @@ impl<H: Host> Caches<H> {
                 owner: NonNull::from(self),
             });
         }
-        self.list.lock().link(cache);
+        self.lock_list().link(cache);
         Ok(CacheHandle {
             caches: self,
             cache,
@@ -458,7 +460,7 @@ impl<H: Host> Caches<H> {
 
     /// Calls `each` with every cache, newest first, under the list's lock.
     pub fn each_cache(&self, mut each: impl FnMut(&Cache<H>)) {
-        let list = self.list.lock();
+        let list = self.lock_list();
         for cache in list.iter() {
             each(cache);
         }

@@ -1,4 +1,4 @@
-//! Giving back: draining arrays, shrinking a cache, the reaper, and looking that everything is in order.
+//! Giving back: draining arrays, shrinking a cache, the reaper.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use flagstone_types::CpuId;
 use crate::alloc::CHUNK;
 use crate::cache::Cache;
 use crate::caches::Caches;
-use crate::node::Doomed;
+use crate::node::{Doomed, Node, Refused, Strays};
 
 /// What one round of the reaper did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,28 +127,27 @@ impl<H: Host> Caches<H> {
     }
 
     /// Moves up to `most` objects from a node's shared array into the slabs; the lock is held for a chunk at a time.
-    fn empty_shared(
-        &self,
-        cache: &Cache<H>,
-        node: &crate::node::Node<H>,
-        mut most: usize,
-    ) -> usize {
+    fn empty_shared(&self, cache: &Cache<H>, node: &Node<H>, mut most: usize) -> usize {
         let mut released = 0;
         while most > 0 {
             let mut doomed = Doomed::new();
-            let mut strays = crate::node::Strays::new();
-            let n = {
+            let mut strays = Strays::new();
+            let mut buffer = [NonNull::dangling(); CHUNK];
+            let (n, refused) = {
                 let mut locked = node.lock(cache, &self.frames);
                 let shared = &mut locked.lists.shared;
                 let n = shared.objects().len().min(CHUNK).min(most);
-                let mut buffer = [NonNull::dangling(); CHUNK];
                 let top = shared.objects().len() - n;
                 buffer[..n].copy_from_slice(&shared.objects()[top..]);
                 shared.drop_top(n);
-                locked.give(&buffer[..n], &mut strays, &mut doomed, true);
-                n
+                let refused = locked.give(&buffer[..n], &mut strays, &mut doomed, true);
+                (n, refused)
             };
             released += self.give_home(cache, strays.as_slice()) + self.release(cache, doomed);
+            if let Err(Refused { at, error }) = refused {
+                self.refuse(cache, buffer[at], error);
+                released += self.give_home(cache, &buffer[at + 1..n]);
+            }
             if n == 0 {
                 break;
             }
@@ -261,7 +260,7 @@ impl<H: Host> Caches<H> {
     pub fn set_arrays(&self, cache: &Cache<H>, on: bool) -> bool {
         let host = self.host();
         // One at a time: the limits of all CPUs must end up as the last call says.
-        let list = self.list.lock();
+        let list = self.lock_list();
         let Some(stopped) = host.stop_arrays() else {
             return false;
         };
@@ -273,7 +272,7 @@ impl<H: Host> Caches<H> {
         drop((stopped, list));
         // Who read the old limit before has set it when this is over (`set_array_limit`); who reads later finds 0.
         host.synchronize();
-        let _list = self.list.lock();
+        let _list = self.lock_list();
         if cache.limit.load(Ordering::SeqCst) != 0 {
             return true; // somebody has switched them on again
         }
@@ -289,28 +288,5 @@ impl<H: Host> Caches<H> {
         drop(stopped);
         self.drain_nodes(cache);
         true
-    }
-
-    /// Checks the invariants of every cache. For tests, when nobody else uses the caches.
-    ///
-    /// # Errors
-    /// Says what is wrong.
-    pub fn validate(&self) -> Result<(), &'static str> {
-        let mut result = Ok(());
-        self.each_cache(|cache| {
-            for node in cache.each_node() {
-                let checked = node.lock(cache, &self.frames).validate();
-                result = result.and(checked);
-                for to in cache.each_node() {
-                    let Some(alien) = node.aliens.to(to.nid) else {
-                        continue;
-                    };
-                    let stack = alien.stack.lock();
-                    let locked = to.lock(cache, &self.frames);
-                    result = result.and(locked.validate_cached(stack.objects()));
-                }
-            }
-        });
-        result
     }
 }

@@ -47,7 +47,7 @@ impl<H: Host> Caches<H> {
         let cache = handle.cache;
         {
             // In one go: a handle that is handed out meanwhile would be one of a cache that ends.
-            let mut list = self.list.lock();
+            let mut list = self.lock_list();
             if handle.users.fetch_sub(1, Ordering::Relaxed) > 1 {
                 return Ok(());
             }
@@ -56,7 +56,7 @@ impl<H: Host> Caches<H> {
         self.shrink(&handle);
         let objects = self.objects_used(&handle);
         if objects != 0 {
-            let mut list = self.list.lock();
+            let mut list = self.lock_list();
             handle.users.fetch_add(1, Ordering::Relaxed);
             list.link(cache);
             drop(list);

@@ -8,7 +8,7 @@ use flagstone_types::{CpuId, FreeError, Gfp, Nid};
 use crate::alloc::CHUNK;
 use crate::cache::Cache;
 use crate::caches::Caches;
-use crate::node::{Doomed, Strays};
+use crate::node::{Doomed, Refused, Strays};
 
 impl<H: Host> Caches<H> {
     /// Frees an object of `cache`. A pointer that is none is reported through
@@ -67,7 +67,7 @@ impl<H: Host> Caches<H> {
     #[inline(never)]
     pub(crate) fn free_slow(&self, cache: &Cache<H>, object: NonNull<u8>, outcome: Push) {
         if outcome == Push::OnTop {
-            return cache.report_bad_free(object, FreeError::AlreadyFree);
+            return self.refuse(cache, object, FreeError::AlreadyFree);
         }
         let host = self.host();
         let cpu = host.current_cpu();
@@ -77,7 +77,7 @@ impl<H: Host> Caches<H> {
             match cache.start_of(&self.frames, object) {
                 // SAFETY: the object is ours and has so many bytes.
                 Ok(()) => unsafe { object.write_bytes(0, cache.object_size()) },
-                Err(error) => return cache.report_bad_free(object, error),
+                Err(error) => return self.refuse(cache, object, error),
             }
         }
         let limit = cache.ready_limit(host, cpu);
@@ -87,14 +87,14 @@ impl<H: Host> Caches<H> {
             // SAFETY: the object is ours.
             match unsafe { cache.array.push(object) } {
                 Push::Done => return,
-                Push::OnTop => return cache.report_bad_free(object, FreeError::AlreadyFree),
+                Push::OnTop => return self.refuse(cache, object, FreeError::AlreadyFree),
                 Push::Full => {}
             }
             self.flush(cache, nid, self.tune(cache, nid, cpu, limit));
             // SAFETY: as above.
             match unsafe { cache.array.push(object) } {
                 Push::Done => return,
-                Push::OnTop => return cache.report_bad_free(object, FreeError::AlreadyFree),
+                Push::OnTop => return self.refuse(cache, object, FreeError::AlreadyFree),
                 Push::Full => {}
             }
         }
@@ -201,13 +201,24 @@ impl<H: Host> Caches<H> {
             let Some(nid) = nid else {
                 these
                     .iter()
-                    .for_each(|o| cache.report_bad_free(*o, FreeError::Foreign));
+                    .for_each(|o| self.refuse(cache, *o, FreeError::Foreign));
                 continue;
             };
+            released += self.give_node(cache, nid, these);
+        }
+        released
+    }
+
+    /// As [`Caches::give_home`] for at most [`CHUNK`] objects of one node.
+    fn give_node(&self, cache: &Cache<H>, nid: Nid, mut these: &[NonNull<u8>]) -> usize {
+        let node = cache.node(nid);
+        let once = self.improvements.release_once();
+        let mut released = 0;
+        while !these.is_empty() {
             let mut doomed = Doomed::new();
             let mut strays = Strays::new();
-            {
-                let mut locked = cache.node(nid).lock(cache, &self.frames);
+            let refused = {
+                let mut locked = node.lock(cache, &self.frames);
                 // Arrays that are switched off are not replaced by the shared one.
                 let arrays = cache.limit.load(Ordering::Relaxed) != 0;
                 let mut n = if arrays {
@@ -215,7 +226,6 @@ impl<H: Host> Caches<H> {
                 } else {
                     0
                 };
-                let node = cache.node(nid);
                 if n < these.len()
                     && arrays
                     && self.policy.adaptive
@@ -225,14 +235,20 @@ impl<H: Host> Caches<H> {
                     locked.widen_shared();
                     n += locked.lists.shared.push_n(&these[..these.len() - n]);
                 }
-                if n < these.len() {
-                    let once = self.improvements.release_once();
-                    locked.give(&these[..these.len() - n], &mut strays, &mut doomed, once);
-                }
                 locked.steps += n as u64;
-            }
-            // None of them strays: they were sorted by their own nodes.
+                these = &these[..these.len() - n];
+                if these.is_empty() {
+                    break;
+                }
+                // None of them strays: they were sorted by their own nodes.
+                locked.give(these, &mut strays, &mut doomed, once)
+            };
             released += self.release(cache, doomed);
+            let Err(Refused { at, error }) = refused else {
+                break;
+            };
+            self.refuse(cache, these[at], error);
+            these = &these[at + 1..];
         }
         released
     }
@@ -256,7 +272,7 @@ impl<H: Host> Caches<H> {
             let mut stack = alien.stack.lock();
             if stack.top() == Some(object) {
                 drop(stack);
-                return cache.report_bad_free(object, FreeError::AlreadyFree);
+                return self.refuse(cache, object, FreeError::AlreadyFree);
             }
             // Looked at again under the lock, which whoever empties the stacks after switching arrays off takes later.
             if cache.limit.load(Ordering::SeqCst) != 0 && stack.push(object) {

@@ -33,7 +33,10 @@ mod oom;
 mod placement;
 mod random;
 mod record;
+mod refusal;
+mod shared;
 mod tuning;
+mod validate;
 
 pub use cache::{Cache, CacheFlags, Constructor, UserCopy};
 pub use caches::{CacheHandle, CacheParams, Caches};

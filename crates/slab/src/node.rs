@@ -4,10 +4,9 @@
 //! Everything here happens under the node's lock, through [`LockedNode`], which
 //! publishes the two hints that are read without it when it is dropped.
 
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use flagstone_frames::{Frames, PageRun};
+use flagstone_frames::Frames;
 use flagstone_host::{Event, Host, Mutex, MutexGuard, classes};
 use flagstone_types::{FreeError, Nid};
 
@@ -15,6 +14,7 @@ use crate::alien::AlienCaches;
 use crate::cache::Cache;
 use crate::lists::SlabList;
 use crate::record::{ListId, Record};
+use crate::shared::Shared;
 use crate::tuning::ArrayTuning;
 
 /// One node of one cache.
@@ -57,19 +57,6 @@ pub(crate) struct Lists<H: Host> {
     pub(crate) shared_wanted: u32,
 }
 
-/// The stack of objects that the CPUs of a node share.
-pub(crate) struct Shared {
-    slots: NonNull<NonNull<u8>>,
-    pub(crate) len: u32,
-    pub(crate) limit: u32,
-    pub(crate) capacity: u32,
-    /// The least number of objects in it since the reaper last looked: what was idle.
-    pub(crate) low: u32,
-    pub(crate) memory: Option<PageRun>,
-}
-
-// SAFETY: the slots are reached only through the owner's lock (S8).
-unsafe impl Send for Shared {}
 // SAFETY: records are reached under the node's lock (S5).
 unsafe impl<H: Host> Send for Lists<H> {}
 
@@ -77,69 +64,6 @@ impl<H: Host> Lists<H> {
     /// Whether the shared array is wanted and has no memory yet.
     pub(crate) const fn shared_missing(&self) -> bool {
         self.shared_wanted != 0 && self.shared.capacity == 0
-    }
-}
-
-impl Shared {
-    /// A shared array that holds nothing until it is given memory.
-    pub(crate) const fn new(limit: u32) -> Self {
-        Self {
-            slots: NonNull::dangling(),
-            len: 0,
-            limit,
-            capacity: 0,
-            low: 0,
-            memory: None,
-        }
-    }
-
-    /// Gives the array its slots.
-    pub(crate) fn provide<H: Host>(&mut self, frames: &Frames<H>, run: PageRun, capacity: u32) {
-        self.slots = frames.host().frame_ptr(run.start()).cast();
-        self.capacity = capacity;
-        self.memory = Some(run);
-    }
-
-    /// The objects, the last one on top.
-    pub(crate) fn objects(&self) -> &[NonNull<u8>] {
-        // SAFETY: the first `len` slots are written; the array is ours under the lock (S8).
-        unsafe { core::slice::from_raw_parts(self.slots.as_ptr(), self.len as usize) }
-    }
-
-    /// Room for up to `n` more objects within the limit.
-    fn room(&mut self, n: usize) -> &mut [MaybeUninit<NonNull<u8>>] {
-        let most = self.limit.min(self.capacity);
-        let n = n.min(most.saturating_sub(self.len) as usize);
-        // SAFETY: `len + n <= capacity`, the number of slots, which are ours (S8).
-        unsafe {
-            core::slice::from_raw_parts_mut(self.slots.add(self.len as usize).cast().as_ptr(), n)
-        }
-    }
-
-    /// Takes the top `n` objects off, `n` at most `len`.
-    pub(crate) fn drop_top(&mut self, n: usize) {
-        self.len -= n as u32;
-        self.low = self.low.min(self.len);
-    }
-
-    /// Puts as many of `objects` as there is room for on top, from its end; returns how many.
-    pub(crate) fn push_n(&mut self, objects: &[NonNull<u8>]) -> usize {
-        let room = self.room(objects.len());
-        let n = room.len();
-        room.write_copy_of_slice(&objects[objects.len() - n..]);
-        self.len += n as u32;
-        n
-    }
-
-    /// Lets `fill` write up to `n` objects on top; it returns how many it wrote, from the start.
-    pub(crate) fn fill(
-        &mut self,
-        n: usize,
-        fill: impl FnOnce(&mut [MaybeUninit<NonNull<u8>>]) -> usize,
-    ) -> usize {
-        let n = fill(self.room(n));
-        self.len += n as u32;
-        n
     }
 }
 
@@ -232,9 +156,9 @@ impl<H: Host> Node<H> {
 
 /// A node whose lock is held.
 pub(crate) struct LockedNode<'a, H: Host> {
-    node: &'a Node<H>,
-    cache: &'a Cache<H>,
-    frames: &'a Frames<H>,
+    pub(crate) node: &'a Node<H>,
+    pub(crate) cache: &'a Cache<H>,
+    pub(crate) frames: &'a Frames<H>,
     pub(crate) lists: MutexGuard<'a, H, classes::SlabNode, Lists<H>>,
     /// Objects handled, list moves and decisions made under the lock.
     pub(crate) steps: u64,
@@ -257,6 +181,14 @@ impl<H: Host> Drop for LockedNode<'_, H> {
         host.count(Event::SlabNodeLock, 1);
         host.count(Event::SlabNodeSteps, self.steps);
     }
+}
+
+/// A pointer that is no object, among those that were to be put back.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// Its number.
+    pub(crate) at: usize,
+    pub(crate) error: FreeError,
 }
 
 /// Pointers that belong to another node than the one they were given to.
@@ -333,18 +265,22 @@ impl<H: Host> LockedNode<'_, H> {
         n
     }
 
-    /// Puts objects back into their slabs. Those of another node end up in `strays`; pointers that
-    /// are no objects are reported (S12). Slabs that are to be released go to `doomed`.
+    /// Puts objects back into their slabs. Those of another node end up in `strays`, slabs that are to be released in `doomed`.
+    ///
+    /// # Errors
+    /// At the first pointer that is no object: those before it are back, those behind it were not looked at. Whoever holds the
+    /// lock releases it and then reports (S12).
     pub(crate) fn give(
         &mut self,
         objects: &[NonNull<u8>],
         strays: &mut Strays,
         doomed: &mut Doomed<H>,
         release_once: bool,
-    ) {
+    ) -> Result<(), Refused> {
         let bytes = self.cache.layout.order.bytes(H::PAGE_SHIFT);
         let mut known: Option<(usize, NonNull<Record<H>>)> = None;
-        for &object in objects {
+        let mut result = Ok(());
+        for (at, &object) in objects.iter().enumerate() {
             let address = object.as_ptr().addr();
             let slab = match known {
                 Some((start, slab)) if address.wrapping_sub(start) < bytes => slab,
@@ -358,20 +294,22 @@ impl<H: Host> LockedNode<'_, H> {
                         continue;
                     }
                     Err(error) => {
-                        self.cache.report_bad_free(object, error);
-                        continue;
+                        result = Err(Refused { at, error });
+                        break;
                     }
                 },
             };
             // SAFETY: the slab is one of this node of this cache, and the node's lock is held (S5).
             if let Err(error) = unsafe { self.give_one(slab, object, doomed, release_once) } {
-                self.cache.report_bad_free(object, error);
+                result = Err(Refused { at, error });
+                break;
             }
         }
         self.steps += objects.len() as u64;
         if release_once {
             self.release_surplus(doomed);
         }
+        result
     }
 
     /// Puts objects back that were just taken from this node's slabs.
@@ -488,84 +426,5 @@ impl<H: Host> LockedNode<'_, H> {
             }
         }
         self.steps += 1;
-    }
-
-    /// Checks S1 for free objects that are out of their slab, in the node's shared array or in an alien cache for this node.
-    pub(crate) fn validate_cached(&self, objects: &[NonNull<u8>]) -> Result<(), &'static str> {
-        for (i, &object) in objects.iter().enumerate() {
-            let Ok((_, nid, slab)) = self.cache.slab_of(self.frames, object) else {
-                return Err("cached object: in no slab of its cache");
-            };
-            if nid != self.node.nid {
-                return Err("cached object: of another node");
-            }
-            // SAFETY: the slab is one of this node, whose lock is held (S5).
-            let record = unsafe { slab.as_ref() };
-            let Ok(number) = self.cache.number_in(record.objects, object) else {
-                return Err("cached object: not the start of an object");
-            };
-            // SAFETY: as above.
-            if unsafe { record.is_listed(self.cache, number) } {
-                return Err("cached object: also in its slab's index");
-            }
-            if objects[..i].contains(&object) {
-                return Err("cached object: twice");
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks S2 to S4 for every slab of the node, and its shared array.
-    pub(crate) fn validate(&mut self) -> Result<(), &'static str> {
-        let lists = &*self.lists;
-        let mut free_objects = 0;
-        let mut wrong = None;
-        for (list, id) in [
-            (&lists.partial, ListId::Partial),
-            (&lists.full, ListId::Full),
-            (&lists.free, ListId::Free),
-        ] {
-            let mut count = 0;
-            // SAFETY: the node's lock is held (S5).
-            unsafe {
-                list.for_each(|slab| {
-                    count += 1;
-                    let record = slab.as_ref();
-                    let num = self.cache.layout.num;
-                    free_objects += (num - record.active) as usize;
-                    let belongs = if record.active == num {
-                        ListId::Full
-                    } else if record.active == 0 {
-                        ListId::Free
-                    } else {
-                        ListId::Partial
-                    };
-                    if record.list != id || belongs != id {
-                        wrong = Some("node: slab on the wrong list");
-                    }
-                    match self.cache.slab_of(self.frames, record.objects) {
-                        Ok((_, nid, found)) if found == slab && nid == self.node.nid => {}
-                        _ => wrong = Some("node: slab is not found by its objects"),
-                    }
-                    if let Err(e) = record.validate(self.cache) {
-                        wrong = Some(e);
-                    }
-                });
-            }
-            if count != list.len() {
-                wrong = Some("node: length of a list");
-            }
-        }
-        if free_objects != lists.free_objects {
-            wrong = Some("node: free_objects is not the sum over its slabs");
-        }
-        let shared = &lists.shared;
-        if shared.len > shared.capacity || shared.low > shared.len {
-            wrong = Some("node: lengths of the shared array");
-        }
-        if let Err(e) = self.validate_cached(shared.objects()) {
-            wrong = Some(e);
-        }
-        wrong.map_or(Ok(()), Err)
     }
 }

@@ -89,8 +89,8 @@ pub struct Policy {
     /// Whether a cache's limits grow with use and shrink when idle.
     pub adaptive: bool,
     /// Told of a freed pointer that is no allocated object. May not return
-    /// (a process aborts); if it does, the pointer is dropped. Called with a node's lock held where the slab noticed it, so it
-    /// may neither allocate nor free.
+    /// (a process aborts); if it does, the pointer is dropped. Called with no lock of the core held, by who freed the pointer or by whoever
+    /// held the list of caches then; it may come while arrays are stopped.
     pub bad_free: fn(&BadFree<'_>),
 }
 

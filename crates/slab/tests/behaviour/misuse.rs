@@ -98,3 +98,55 @@ fn pointers_that_are_no_objects_are_reported_and_left_alone() {
     caches.destroy(handle).unwrap();
     caches.destroy(other).unwrap();
 }
+
+thread_local!(static TOLD: Cell<Option<&'static Caches<Host<'static>>>> = const { Cell::new(None) });
+
+/// Does what the handler of an abort may do: the machine fails the test if a lock is taken that is held already.
+fn use_the_heap(bad: &flagstone_slab::BadFree<'_>) {
+    ledger::note_bad_free(bad);
+    let caches = TOLD.get().unwrap();
+    let object = caches.kmalloc(100, Gfp::KERNEL).unwrap();
+    // SAFETY: allocated just now.
+    unsafe { caches.kfree(object) };
+    {
+        type Gate = flagstone_host::Mutex<Host<'static>, flagstone_host::classes::Fork, ()>;
+        static GATE: Gate = Gate::new(());
+        let _gate = GATE.lock();
+        caches.lock_for_fork();
+        // SAFETY: F2: taken just now.
+        unsafe { caches.unlock_after_fork() };
+    }
+    caches.reap(true);
+}
+
+#[test]
+fn whoever_is_told_of_a_bad_free_may_take_every_lock() {
+    // Leaked, so that the function above can name it.
+    let machine: &'static Machine = Box::leak(Box::new(Machine::builder().cpus(1).build()));
+    let policy = Policy {
+        bad_free: use_the_heap,
+        ..Flavour::Tiny.policy()
+    };
+    let caches = ledger::boot(machine, policy);
+    TOLD.set(Some(caches));
+    let handle = caches.create(&CacheParams::new("told", 100, 8)).unwrap();
+    let object = alloc(caches, &handle);
+    // SAFETY: only addresses are made.
+    let inside = unsafe { [object.add(8), object.add(16), object.add(24)] };
+    // As long as they wait in an array nobody has looked at them; objects before and behind them reach their slabs all the same.
+    let others: Vec<_> = (0..40).map(|_| alloc(caches, &handle)).collect();
+    for (i, other) in others.iter().enumerate() {
+        free(caches, &handle, *other);
+        if i % 8 == 0 {
+            free(caches, &handle, inside[i / 8 % 3]);
+        }
+    }
+    caches.reap(true);
+    caches.shrink_all();
+    let reported: BTreeSet<_> = bad_frees().into_iter().map(|bad| bad.0).collect();
+    assert_eq!(reported, inside.map(|at| at.as_ptr().addr()).into());
+    free(caches, &handle, object);
+    caches.shrink_all();
+    assert_eq!(caches.objects_out(&handle), 0);
+    ledger::validate(caches);
+}
