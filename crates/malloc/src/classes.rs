@@ -1,5 +1,8 @@
 //! Size classes: multiples of 16 up to 256 bytes, then eight to each doubling, so that at most an eighth
 //! of an object is padding. Generated at compile time.
+//!
+//! Between 4 and 8 KiB a class is what one gets by dividing a slab among an even number of objects, so that nothing is left at its end. Programs
+//! that keep pages of 4 KiB with a header of theirs meet a class there that is little larger.
 
 use flagstone_slab::KmallocClass;
 
@@ -7,7 +10,7 @@ use flagstone_slab::KmallocClass;
 pub const GRANULE: usize = 16;
 
 /// The classes up to here are found by the number of granules.
-pub const FINE_MAX: usize = 1024;
+pub const FINE_MAX: usize = 8192;
 /// The classes up to here are found by the number of steps of [`COARSE_STEP`] bytes.
 pub const COARSE_MAX: usize = 64 << 10;
 /// Classes above [`FINE_MAX`] are multiples of this many bytes.
@@ -19,9 +22,17 @@ pub const LARGEST: usize = COARSE_MAX;
 /// How many classes there are.
 pub const COUNT: usize = count();
 
+/// Bytes of the slabs of classes between 4 and 8 KiB: two frames, with at least 16 objects.
+const DIVIDED_SLAB: usize = 128 << 10;
+
 const fn next(size: usize) -> usize {
     if size < 256 {
         return size + GRANULE;
+    }
+    if 4096 <= size && size < 8192 {
+        // Two objects fewer in the slab.
+        let objects = DIVIDED_SLAB / size - 2;
+        return DIVIDED_SLAB / objects / GRANULE * GRANULE;
     }
     // An eighth of the power of two at or below.
     size + (1 << (size.ilog2() - 3))
@@ -191,6 +202,14 @@ mod tests {
         assert_eq!(SIZES[COUNT - 1] as usize, LARGEST);
         assert_eq!(CLASSES[0].name, "malloc-16");
         assert_eq!(CLASSES[COUNT - 1].name, "malloc-65536");
+    }
+
+    #[test]
+    fn classes_from_4_to_8_kib_leave_nothing_of_their_slab() {
+        let divided = SIZES.iter().filter(|s| (4096..=8192).contains(*s));
+        let divided: Vec<_> = divided.map(|s| *s as usize).collect();
+        assert_eq!(divided, [4096, 4368, 4672, 5040, 5456, 5952, 6544, 7280, 8192]);
+        assert!(divided.iter().all(|size| DIVIDED_SLAB % size < 512));
     }
 
     #[test]
