@@ -5,6 +5,7 @@
 use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::access;
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
 use crate::trap::VECTORS;
@@ -12,7 +13,8 @@ use flagstone_host::PageMap;
 use flagstone_types::AllocError;
 use x86_64::VirtAddr;
 use x86_64::instructions::tables::{lgdt, lidt, load_tss};
-use x86_64::registers::segmentation::{CS, DS, ES, SS, Segment};
+use x86_64::registers::model_specific::GsBase;
+use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
 use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
@@ -24,22 +26,34 @@ const STACKS: usize = 3;
 /// Bytes of the boot pool that the stacks of one CPU need.
 pub(crate) const STACKS_BYTES: usize = STACK * STACKS;
 
-const CODE: u16 = 0x08;
+/// Selectors: code and data of the kernel, data and code of user mode with its privilege level.
+pub(crate) const CODE: u16 = 0x08;
+pub(crate) const DATA: u16 = 0x10;
+pub(crate) const USER_DATA: u16 = 0x2b;
+pub(crate) const USER_CODE: u16 = 0x33;
 const TASK: u16 = 0x18;
 
 /// The descriptors of one CPU.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(crate) struct Descriptors {
-    segments: [u64; 5],
+    segments: [u64; 7],
     task: TaskStateSegment,
 }
 
 impl Descriptors {
     pub(crate) const fn new() -> Self {
         Self {
-            // Code and data of 64 bits, then room for the task's two words.
-            segments: [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0, 0],
+            // Code and data of 64 bits, room for the task's two words, then data and code of user mode.
+            segments: [
+                0,
+                0x00af_9b00_0000_ffff,
+                0x00cf_9300_0000_ffff,
+                0,
+                0,
+                0x00cf_f300_0000_ffff,
+                0x00af_fb00_0000_ffff,
+            ],
             task: TaskStateSegment::new(),
         }
     }
@@ -81,11 +95,18 @@ const fn stack_of(vector: usize) -> u64 {
 pub(crate) fn make_gates(entries: &[u64; VECTORS]) {
     /// Present, interrupt gate.
     const KIND: u64 = 0x8e << 40;
+    /// User mode may raise it.
+    const FOR_USER: u64 = 0x60 << 40;
     for (vector, &entry) in entries.iter().enumerate() {
+        let kind = if vector as u64 == access::BREAKPOINT {
+            KIND | FOR_USER
+        } else {
+            KIND
+        };
         let low = entry & 0xffff
             | u64::from(CODE) << 16
             | stack_of(vector) << 32
-            | KIND
+            | kind
             | (entry >> 16 & 0xffff) << 48;
         GATES[2 * vector].store(low, Ordering::Relaxed);
         GATES[2 * vector + 1].store(entry >> 32, Ordering::Relaxed);
@@ -109,8 +130,13 @@ pub(crate) unsafe fn load(area: &'static Area) {
         lgdt(&pointer(segments as u64, size_of_val(&*segments)));
         CS::set_reg(SegmentSelector(CODE));
         for data in [SS::set_reg, DS::set_reg, ES::set_reg] {
-            data(SegmentSelector(0x10));
+            data(SegmentSelector(DATA));
         }
+        // Loading these changes their bases; entering user mode leaves a null selector alone.
+        let base = GsBase::read();
+        FS::set_reg(SegmentSelector(0));
+        GS::set_reg(SegmentSelector(0));
+        GsBase::write(base);
         lidt(&pointer(GATES.as_ptr() as u64, size_of_val(&GATES)));
         load_tss(SegmentSelector(TASK));
     }

@@ -7,6 +7,11 @@ pub(crate) const DIRECT: usize = 0xffff_8000_0000_0000;
 /// Bytes of the direct map: one entry of the highest table.
 pub(crate) const REACH: u64 = 512 << 30;
 
+/// The physical address of what lies in the direct map.
+pub(crate) fn physical(at: NonNull<u8>) -> u64 {
+    (at.addr().get() - DIRECT) as u64
+}
+
 /// The address of physical address `at`, which is below [`REACH`].
 #[inline]
 pub(crate) fn pointer(at: u64) -> NonNull<u8> {

@@ -1,4 +1,4 @@
-//! Flagstone on the bare machine: an image that boots under QEMU, brings up every CPU and works the allocators hard.
+//! Flagstone on the bare machine: an image that boots under QEMU, brings up every CPU and works allocators and page tables hard.
 //!
 //! ```text
 //!   start.s ─► startup ─► memory plan, areas of CPUs, clock ─► other CPUs (cpu_start.s ─► crew)
@@ -8,6 +8,7 @@
 //!   Kernel answers the traits of the host:  memory   PageMap, PhysMem, Backing       array   CpuCache, stop and drain
 //!                                           lock     SpinLock by class               grace   quiescent states
 //!                                           services Cpus, Count, Entropy            clock, serial   Clock, Log
+//!                                           unit     TableMemory, Mmu                shootdown  Shootdown
 //! ```
 //!
 //! The fast paths of the object caches are *sections* (`asm/section.s`): a few instructions that an interrupt sends back to their
@@ -19,6 +20,7 @@
 
 extern crate alloc;
 
+mod access;
 mod apic;
 mod array;
 mod barrier;
@@ -26,10 +28,12 @@ mod clock;
 mod crew;
 mod descriptors;
 mod direct;
+mod features;
 mod grace;
 mod heap;
 mod interrupts;
 mod kernel;
+mod layout;
 mod lock;
 mod madt;
 mod memory;
@@ -38,11 +42,13 @@ mod plan;
 mod section;
 mod serial;
 mod services;
+mod shootdown;
 mod start_info;
 #[cfg(not(test))]
 mod startup;
 mod trap;
 mod trial;
+mod unit;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,6 +58,7 @@ pub use heap::Heap;
 pub use interrupts::IrqGuard;
 pub use kernel::Kernel;
 pub use lock::SpinLock;
+pub use shootdown::Pending;
 
 /// Reports a panic and ends the run as failed. Of CPUs that panic together, or a panic that panics, the first is reported.
 pub fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {

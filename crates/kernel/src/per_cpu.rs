@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::descriptors::Descriptors;
 use crate::kernel::Kernel;
+use crate::shootdown::Mailbox;
 use flagstone_host::held_locks::HeldLocks;
 use flagstone_host::{Event, PageMap};
 use flagstone_types::{AllocError, CpuId};
@@ -47,6 +48,9 @@ pub(crate) struct Area {
     pub(crate) ticks: AtomicU64,
     /// Sections that an interrupt sent back to their start (S2).
     pub(crate) rewinds: AtomicU64,
+    /// The stack pointer to go back to from user mode (F4).
+    pub(crate) user_return: AtomicU64,
+    pub(crate) mailbox: Mailbox,
     pub(crate) counts: [AtomicU64; Event::COUNT],
     pub(crate) held: UnsafeCell<HeldLocks<16>>,
     pub(crate) descriptors: UnsafeCell<Descriptors>,
@@ -90,6 +94,8 @@ impl Area {
                 barrier: AtomicU64::new(0),
                 ticks: AtomicU64::new(0),
                 rewinds: AtomicU64::new(0),
+                user_return: AtomicU64::new(0),
+                mailbox: Mailbox::default(),
                 counts: [const { AtomicU64::new(0) }; Event::COUNT],
                 held: UnsafeCell::new(HeldLocks::new()),
                 descriptors: UnsafeCell::new(Descriptors::new()),

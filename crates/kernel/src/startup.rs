@@ -4,16 +4,19 @@ use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::direct;
+use crate::features::{self, Features};
 use crate::kernel::Kernel;
+use crate::layout::{self, USER_PAGE};
 use crate::madt::ApicIds;
 use crate::per_cpu::{AREA_BYTES, Area, MOST_CPUS};
 use crate::serial::{self, Outcome};
 use crate::start_info::StartInfo;
 use crate::trap::VECTORS;
-use crate::{apic, clock, crew, descriptors, interrupts, memory, trial};
+use crate::{access, apic, clock, crew, descriptors, interrupts, memory, trial, unit};
 use flagstone_host::{Level, Log, PageMap};
 use flagstone_types::AllocError;
 use x86_64::VirtAddr;
+use x86_64::registers::control::Cr4;
 use x86_64::registers::model_specific::GsBase;
 
 core::arch::global_asm!(include_str!("asm/start.s"), options(att_syntax));
@@ -21,9 +24,13 @@ core::arch::global_asm!(include_str!("asm/cpu_start.s"), options(att_syntax));
 core::arch::global_asm!(include_str!("asm/trap.s"), options(att_syntax));
 core::arch::global_asm!(include_str!("asm/memory.s"), options(att_syntax));
 
+/// A page table.
+#[repr(C, align(4096))]
+struct Table([AtomicU64; 512]);
+
 unsafe extern "C" {
+    static flagstone_tables: [AtomicU64; 512];
     static flagstone_trap_entries: [u64; VECTORS];
-    static flagstone_tables: u8;
     static flagstone_tables_direct: [AtomicU64; 512];
     static flagstone_image_end: u8;
     static flagstone_cpu_start: u8;
@@ -69,6 +76,7 @@ pub(crate) unsafe extern "C" fn flagstone_main(start_info: u32) -> ! {
 /// # Safety
 /// Once, on the first CPU.
 unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
+    features::detect();
     // SAFETY: M1: tables may be added to.
     let reach = unsafe { map_high_memory() };
     let read = |at: u64| {
@@ -104,6 +112,7 @@ unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
     // SAFETY: the first CPU's own area.
     unsafe { enter(first) };
     clock::calibrate();
+    map_user_page()?;
     for area in Area::all().skip(1) {
         // SAFETY: this CPU is the only one that starts others, one at a time.
         unsafe { start(area)? };
@@ -119,8 +128,7 @@ unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
 /// Once, on the first CPU.
 unsafe fn map_high_memory() -> u64 {
     const LOW: usize = 4;
-    let has_gib_pages = core::arch::x86_64::__cpuid(0x8000_0001).edx >> 26 & 1 != 0;
-    if !has_gib_pages {
+    if !features::features().contains(Features::GIB_PAGES) {
         return (LOW as u64) << 30;
     }
     // SAFETY: the start code's table, through its identity mapping (M1); entries that were empty need no flush.
@@ -131,6 +139,26 @@ unsafe fn map_high_memory() -> u64 {
         entry.store((gib as u64) << 30 | FLAGS, Ordering::Relaxed);
     }
     direct::REACH
+}
+
+/// Maps the page that user mode runs (F4).
+fn map_user_page() -> Result<(), AllocError> {
+    /// Present and writable, for user mode too.
+    const TABLE: u64 = 7;
+    /// Present, for user mode too.
+    const LEAF: u64 = 5;
+    // SAFETY: the start code's table of level 4, alone (M1); an entry that was empty needs no flush.
+    let mut entry = unsafe { &flagstone_tables[USER_PAGE >> 39 & 511] };
+    for _ in 0..3 {
+        let layout = Layout::new::<Table>();
+        let table = Kernel.boot_alloc(layout)?;
+        entry.store(direct::physical(table) | TABLE, Ordering::Relaxed);
+        // SAFETY: M3: zeroed, ours for ever, and aligned.
+        entry = unsafe { &table.cast::<Table>().as_ref().0[0] };
+    }
+    let page = access::user_page().addr() - layout::IMAGE;
+    entry.store(page as u64 | LEAF, Ordering::Relaxed);
+    Ok(())
 }
 
 fn make_area(apic_id: u8) -> Result<&'static Area, AllocError> {
@@ -148,6 +176,7 @@ unsafe fn enter(area: &'static Area) {
     GsBase::write(VirtAddr::new(core::ptr::from_ref(area).addr() as u64));
     // SAFETY: as promised; interrupts are blocked since the start.
     unsafe { descriptors::load(area) };
+    unit::set_up();
     apic::enable();
     area.online.store(true, Ordering::Release);
 }
@@ -160,7 +189,8 @@ unsafe fn start(area: &'static Area) -> Result<(), AllocError> {
     let layout = Layout::from_size_align(STACK, 4096).map_err(|_| AllocError::InvalidArgument)?;
     let stack = Kernel.boot_alloc(layout)?.addr().get() + STACK;
     let words = [
-        (&raw const flagstone_tables).addr(),
+        unit::root().0 as usize,
+        Cr4::read_raw() as usize,
         stack,
         core::ptr::from_ref(area).addr(),
         flagstone_cpu_main as *const () as usize,
@@ -169,10 +199,10 @@ unsafe fn start(area: &'static Area) -> Result<(), AllocError> {
     let bytes = (&raw const flagstone_cpu_start_end).addr() - code.addr();
     let words_at = (&raw const flagstone_cpu_start_words).addr() - code.addr();
     let page = direct::pointer(u64::from(CPU_START_PAGE) << 12);
-    // SAFETY: M2: the page is nobody's; the code is shorter than a page and ends with four aligned words.
+    // SAFETY: M2: the page is nobody's; the code is shorter than a page and ends with five aligned words.
     unsafe {
         page.as_ptr().copy_from_nonoverlapping(code, bytes);
-        page.add(words_at).cast::<[usize; 4]>().write(words);
+        page.add(words_at).cast::<[usize; 5]>().write(words);
     }
     apic::send_init(area.apic_id);
     clock::pause(10 * MILLISECOND);

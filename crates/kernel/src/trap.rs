@@ -4,8 +4,9 @@
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::access::Point;
 use crate::per_cpu::Area;
-use crate::{apic, barrier, grace, section};
+use crate::{apic, barrier, descriptors, grace, section, shootdown};
 
 /// Vectors that have entries.
 pub(crate) const VECTORS: usize = 48;
@@ -17,6 +18,8 @@ const TRAP_FLAG: u64 = 1 << 8;
 pub(crate) const TIMER: u8 = 32;
 /// A barrier of another CPU.
 pub(crate) const BARRIER: u8 = 33;
+/// An invalidation that another CPU asks for.
+pub(crate) const SHOOTDOWN: u8 = 34;
 /// What the local APIC raises when an interrupt went away; it is not acknowledged.
 pub(crate) const SPURIOUS: u8 = 47;
 
@@ -64,7 +67,7 @@ pub(crate) fn on_step(step: Option<Step>) {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn flagstone_trap(frame: &mut Frame) {
     if frame.vector < 32 {
-        return step(frame);
+        return exception(frame);
     }
     let cpu = Area::current();
     if let Some(start) = section::rewound(frame.rip) {
@@ -87,6 +90,10 @@ pub(crate) extern "C" fn flagstone_trap(frame: &mut Frame) {
             apic::acknowledge();
             barrier::pass(cpu);
         }
+        SHOOTDOWN => {
+            apic::acknowledge();
+            shootdown::answer(cpu);
+        }
         SPURIOUS => {}
         vector => panic!("unexpected interrupt {vector}"),
     }
@@ -103,12 +110,43 @@ fn tick(ticks: u64) {
     }
 }
 
-/// A debug trap that was asked for, or else an exception.
+impl Frame {
+    /// Whether user mode was interrupted.
+    const fn is_from_user(&self) -> bool {
+        self.cs & 3 != 0
+    }
+
+    /// What an access that may fault wants to know and change.
+    fn point(&mut self) -> Point<'_> {
+        let [.., rdx, _, rax] = &mut self.registers;
+        Point {
+            vector: self.vector,
+            code: self.error,
+            rip: &mut self.rip,
+            rsp: &mut self.rsp,
+            rax,
+            rdx,
+        }
+    }
+}
+
+/// An exception that was expected: user mode is left, the kernel goes on behind an access that may fault, or steps. Else the run ends.
 #[cold]
+fn exception(frame: &mut Frame) {
+    if frame.is_from_user() {
+        frame.point().leave_user(Area::current());
+        frame.cs = u64::from(descriptors::CODE);
+        frame.ss = u64::from(descriptors::DATA);
+    } else if !frame.point().fix_up() {
+        step(frame);
+    }
+}
+
+/// A debug trap that was asked for, or else an exception.
 fn step(frame: &mut Frame) {
     let stepper = STEPPER.load(Ordering::Acquire);
     if frame.vector != STEP || stepper.is_null() {
-        exception(frame);
+        unexpected(frame);
     }
     // SAFETY: only `on_step` stores here, and it stores functions of this type.
     let stepper = unsafe { core::mem::transmute::<*mut (), Step>(stepper) };
@@ -120,7 +158,7 @@ fn step(frame: &mut Frame) {
 }
 
 #[cold]
-fn exception(frame: &Frame) -> ! {
+fn unexpected(frame: &Frame) -> ! {
     let address = x86_64::registers::control::Cr2::read_raw();
     panic!(
         "exception {}, error {:#x}, at {:#x} (CR2 {address:#x}, RSP {:#x}, flags {:#x}, CS {:#x}, SS {:#x}, RAX {:#x})",

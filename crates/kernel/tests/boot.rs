@@ -48,8 +48,8 @@ struct Run {
     status: Option<i32>,
 }
 
-/// Boots the image with so many CPUs, MiB of memory and memory nodes; `None` if there is no QEMU.
-fn boot(cpus: u32, mib: u32, nodes: u32) -> Option<Run> {
+/// Boots the image with so many CPUs and MiB of memory and with these words; `None` if there is no QEMU.
+fn boot(cpus: u32, mib: u32, words: &str) -> Option<Run> {
     if Command::new(QEMU).arg("--version").output().is_err() {
         eprintln!("skipped: {QEMU} is not installed");
         return None;
@@ -72,7 +72,7 @@ fn boot(cpus: u32, mib: u32, nodes: u32) -> Option<Run> {
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
         .arg("-kernel")
         .arg(image)
-        .args(["-append", &format!("nodes={nodes}")])
+        .args(["-append", words])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -113,6 +113,7 @@ impl Run {
         }
         for trial in [
             "registers",
+            "unit",
             "stepping",
             "sections",
             "churn",
@@ -128,6 +129,11 @@ impl Run {
                 "{trial}:\n{text}"
             );
         }
+        let stale = self.number("stale translations before invalidation: ");
+        assert!(
+            cpus == 1 || stale > 0,
+            "no CPU had a stale translation:\n{text}"
+        );
         assert!(self.number("stepping: ") > 100, "{text}");
         assert!(self.number("ticks: ") > 100, "{text}");
         assert!(
@@ -152,23 +158,33 @@ impl Run {
 
 #[test]
 fn four_cpus_allocate_under_interrupts() {
-    if let Some(run) = boot(4, 256, 1) {
+    if let Some(run) = boot(4, 256, "") {
         run.assert_passed(4);
     }
 }
 
 #[test]
 fn one_cpu_is_enough() {
-    if let Some(run) = boot(1, 64, 1) {
+    if let Some(run) = boot(1, 64, "") {
         run.assert_passed(1);
     }
 }
 
 #[test]
 fn objects_of_another_node_go_home() {
-    if let Some(run) = boot(4, 256, 2) {
+    if let Some(run) = boot(4, 256, "nodes=2") {
         run.assert_passed(4);
         assert!(run.text.contains(" pages on node 1"), "{}", run.text);
         assert!(run.number("slab_remote_free ") > 0, "{}", run.text);
+    }
+}
+
+#[test]
+fn five_levels_are_used_where_they_are_asked_for() {
+    for cpus in [1, 2] {
+        if let Some(run) = boot(cpus, 128, "levels=5") {
+            run.assert_passed(cpus);
+            assert!(run.text.contains("tables of 5 levels\n"), "{}", run.text);
+        }
     }
 }

@@ -1,7 +1,7 @@
 # From real mode to Rust on every further CPU.
 #
 # A copy of this lies at physical address 0x8000, where a start-up interrupt with vector 8 begins. The words at its end say where to
-# go: page tables, stack, area of the CPU, entry. CPUs start one at a time, so there is one set of words.
+# go: page tables, CR4, stack, area of the CPU, entry. CPUs start one at a time, so there is one set of words.
 
     .section .rodata
     .balign 16
@@ -25,14 +25,13 @@ cpu32:
     movl $0x10, %eax
     movl %eax, %ds
     movl %eax, %ss
-    movl %cr4, %eax
-    orl $0x620, %eax                # PAE, OSFXSR, OSXMMEXCPT
-    movl %eax, %cr4
+    movl AT + (flagstone_cpu_start_words - flagstone_cpu_start) + 8, %eax
+    movl %eax, %cr4                 # as the first CPU has it, five levels included
     movl AT + (flagstone_cpu_start_words - flagstone_cpu_start), %eax
     movl %eax, %cr3
     movl $0xc0000080, %ecx          # EFER
     rdmsr
-    orl $0x100, %eax                # LME
+    orl $0x900, %eax                # LME, NXE
     wrmsr
     movl $0x80010033, %eax          # PG, WP, NE, ET, MP, PE
     movl %eax, %cr0
@@ -44,9 +43,9 @@ cpu64:
     movl %eax, %ds
     movl %eax, %es
     movl %eax, %ss
-    movq flagstone_cpu_start_words + 8(%rip), %rsp
-    movq flagstone_cpu_start_words + 16(%rip), %rdi
-    movq flagstone_cpu_start_words + 24(%rip), %rax
+    movq flagstone_cpu_start_words + 16(%rip), %rsp
+    movq flagstone_cpu_start_words + 24(%rip), %rdi
+    movq flagstone_cpu_start_words + 32(%rip), %rax
     xorl %ebp, %ebp
     callq *%rax
     ud2
@@ -62,6 +61,6 @@ cpu_gdt_pointer:
     .long AT + (cpu_gdt - flagstone_cpu_start)
 
     .balign 8
-flagstone_cpu_start_words:          # tables, stack, area, entry
-    .quad 0, 0, 0, 0
+flagstone_cpu_start_words:          # tables, CR4, stack, area, entry
+    .quad 0, 0, 0, 0, 0
 flagstone_cpu_start_end:

@@ -2,7 +2,8 @@
 #
 # PVH enters in 32-bit protected mode without paging, with the physical address of the start information in
 # EBX. Here the page tables of MODEL.md M1 are made, long mode is entered, and flagstone_main(start information) is called
-# on the first stack, at its address in the last 2 GiB.
+# on the first stack, at its address in the last 2 GiB. Tables have five levels if the command line says levels=5 and the CPU has them:
+# only without paging can their number be changed.
 
     .section .note.pvh, "a", @note
     .balign 4
@@ -23,6 +24,8 @@ tables_image:                       # level 3 of the last 512 GiB
     .skip 4096
 tables_low:                         # level 2 of the first 4 GiB
     .skip 4 * 4096
+tables_top:                         # level 5, where there is one
+    .skip 4096
 tables_end:
 
     .section .start.data, "aw"
@@ -44,6 +47,7 @@ start_gdt_pointer:
 flagstone_start:
     cli
     cld
+    movl %ebx, %ebp                 # CPUID changes EBX
     movl $tables_end, %ecx
     movl $flagstone_tables, %edi
     subl %edi, %ecx
@@ -76,14 +80,43 @@ fill:
     jnc fill
     orl $0x18, tables_low + (0xfee00000 >> 21) * 8   # the local APIC: not cached
 
+    movl $flagstone_tables, %edi    # the root
+    movl $0x6a0, %esi               # PAE, PGE, OSFXSR, OSXMMEXCPT
+    movl 24(%ebp), %edx             # the command line
+    testl %edx, %edx
+    jz levels_known
+look:
+    cmpb $0, (%edx)
+    je levels_known
+    cmpl $0x6576656c, (%edx)        # "leve"
+    jne next
+    cmpl $0x353d736c, 4(%edx)       # "ls=5"
+    je five
+next:
+    addl $1, %edx
+    jmp look
+five:
+    xorl %eax, %eax
+    cpuid
+    cmpl $7, %eax
+    jb levels_known
+    movl $7, %eax
+    xorl %ecx, %ecx
+    cpuid
+    testl $0x10000, %ecx            # LA57
+    jz levels_known
+    movl $flagstone_tables + 3, tables_top
+    movl $flagstone_tables + 7, tables_top + 511 * 8   # one page below it is for user mode
+    movl $tables_top, %edi
+    orl $0x1000, %esi
+levels_known:
     movl %cr4, %eax
-    orl $0x620, %eax                # PAE, OSFXSR, OSXMMEXCPT
+    orl %esi, %eax
     movl %eax, %cr4
-    movl $flagstone_tables, %eax
-    movl %eax, %cr3
+    movl %edi, %cr3
     movl $0xc0000080, %ecx          # EFER
     rdmsr
-    orl $0x100, %eax                # LME
+    orl $0x900, %eax                # LME, NXE
     wrmsr
     movl $0x80010033, %eax          # PG, WP, NE, ET, MP, PE
     movl %eax, %cr0
@@ -96,7 +129,7 @@ start64:
     movl %eax, %ds
     movl %eax, %es
     movl %eax, %ss
-    movl %ebx, %edi
+    movl %ebp, %edi
     movabsq $first_stack_end, %rsp
     movabsq $flagstone_main, %rax
     xorl %ebp, %ebp

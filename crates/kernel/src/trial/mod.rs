@@ -15,6 +15,7 @@ mod registers;
 mod sections;
 mod stepping;
 mod ticks;
+mod unit;
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -36,6 +37,7 @@ use say;
 /// Runs all of them.
 pub(crate) fn run() {
     say!("flagstone: {} of {} CPUs", crew::size(), Area::count());
+    say!("tables of {} levels", crate::unit::levels());
     let caches = match heap::boot() {
         Ok(caches) => caches,
         Err(error) => panic!("the heap did not come up: {error}"),
@@ -49,8 +51,9 @@ pub(crate) fn run() {
 
     set_timers(TIMER_PERIOD);
     ticks::begin();
-    let trials: [(&str, fn()); 10] = [
+    let trials: [(&str, fn()); 11] = [
         ("registers", registers::run),
+        ("unit", unit::run),
         ("stepping", stepping::run),
         ("sections", sections::run),
         ("churn", churn::run),
