@@ -144,9 +144,10 @@ impl<const SHIFT: u32> Arm64<SHIFT> {
             | (SOFTWARE_MARKS.bits() as u64) << SOFTWARE_SHIFT
             | if raw & VALID == 0 { NO_ACCESS } else { 0 };
         let expected = SHARED | if level == Level::PTE { TYPE } else { 0 };
-        // AP[2] and DBM both 0: writable in a way that no dirty state is kept of.
+        // Writable in a way that no dirty state is kept of; or dirty in software though the unit may keep it.
         let untracked = raw & (DBM | READ_ONLY) == 0;
-        if raw & !known != 0 || raw & (SHARED | TYPE) != expected || untracked {
+        let twice = raw & (DBM | SAVED_DIRTY) == DBM | SAVED_DIRTY;
+        if raw & !known != 0 || raw & (SHARED | TYPE) != expected || untracked || twice {
             return None;
         }
         let at = PhysAddr(raw & Self::address(level));
@@ -280,8 +281,13 @@ impl<const SHIFT: u32> Format for Arm64<SHIFT> {
     #[inline(always)]
     fn with_access(_: Level, raw: u64, access: Access) -> u64 {
         let hidden = !access.intersects(Access::READ.union(Access::WRITE).union(Access::EXEC));
+        let shown = if hidden {
+            access.union(Access::READ)
+        } else {
+            access
+        };
         raw & !(ACCESS | WRITING | VALID | NO_ACCESS)
-            | Self::access_bits(access)
+            | Self::access_bits(shown)
             | Self::writing(access.contains(Access::WRITE), Self::dirty(raw))
             | if hidden { NO_ACCESS } else { VALID }
     }

@@ -168,6 +168,8 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
     const HALVES: bool = false;
     /// Whether a valid entry that changes its address, size or kind must be invalid, and invalidated, in between.
     const BREAK_BEFORE_MAKE: bool = false;
+    /// Whether a fault drops the translation that caused it, so that an entry which has come to allow more needs no invalidation.
+    const FAULT_DROPS: bool = false;
     /// Whether table entries have an accessed bit.
     const TABLE_YOUNG: bool = false;
     /// Whether the format can say [`Marks::SHADOW`].

@@ -23,6 +23,8 @@ const NO_ACCESS: u64 = 1 << 57;
 /// Dirty, but the dirty bit may not say so because Write=0.
 const SAVED_DIRTY: u64 = 1 << 58;
 const KEY: u32 = 59;
+/// Bits 52 to 56: software's, too, and not used.
+const UNUSED: u64 = 31 << 52;
 
 /// Bits 5 and 6 are left alone: some processors set them in an entry that has just lost its present bit.
 const ABSENT: AbsentLayout = AbsentLayout {
@@ -60,7 +62,9 @@ impl<const LEVELS: u8> LongMode<LEVELS> {
     fn decode_leaf(level: Level, raw: u64) -> Option<Leaf> {
         let raw = x86::upright(level, raw);
         let memory = x86::memory_of(level, raw)?;
-        if raw & x86::reserved(level) != 0 || raw & (WRITE | SAVED_DIRTY) == WRITE | SAVED_DIRTY {
+        if raw & (x86::reserved(level) | UNUSED) != 0
+            || raw & (WRITE | SAVED_DIRTY) == WRITE | SAVED_DIRTY
+        {
             return None;
         }
         let mut marks = x86::marks_of(raw);
@@ -81,6 +85,7 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     const CANONICAL: Canonical = Canonical::SignExtended;
     const PHYS_BITS: u32 = 52;
     const LEAF: [bool; 6] = [false, true, true, true, false, false];
+    const FAULT_DROPS: bool = true;
     const TABLE_YOUNG: bool = true;
     const SHADOW: bool = true;
 
