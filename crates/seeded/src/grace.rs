@@ -57,6 +57,25 @@ impl Drop for ReadGuard<'_> {
 }
 
 impl Core {
+    /// Begins a read-side section of the running context.
+    pub(crate) fn begin_read(&self) -> ReadGuard<'_> {
+        self.step(Point::Grace);
+        let context = self.me.get();
+        let mut schedule = self.schedule.borrow_mut();
+        let me = &mut schedule.contexts[context];
+        if me.read_depth == 0 {
+            me.read_since = self.graces.draw();
+        }
+        me.read_depth += 1;
+        drop(schedule);
+        self.step(Point::Grace);
+        ReadGuard {
+            core: self,
+            context,
+            not_send: PhantomData,
+        }
+    }
+
     /// Whether every section that began before `sequence` has ended.
     fn passed(&self, sequence: u64) -> bool {
         let schedule = self.schedule.borrow();
@@ -129,22 +148,7 @@ impl<const SHIFT: u32, const ORDER: u32> Grace for &Machine<SHIFT, ORDER> {
         Self: 'a;
 
     fn read(&self) -> ReadGuard<'_> {
-        let core = self.core();
-        core.step(Point::Grace);
-        let context = core.me.get();
-        let mut schedule = core.schedule.borrow_mut();
-        let me = &mut schedule.contexts[context];
-        if me.read_depth == 0 {
-            me.read_since = core.graces.draw();
-        }
-        me.read_depth += 1;
-        drop(schedule);
-        core.step(Point::Grace);
-        ReadGuard {
-            core,
-            context,
-            not_send: PhantomData,
-        }
+        self.core().begin_read()
     }
 
     unsafe fn defer(&self, head: NonNull<RcuHead>, call: Call) {

@@ -5,7 +5,8 @@
 
 use crate::context::{Core, Point, open_token};
 use crate::failure::FailureKind;
-use crate::machine::Machine;
+use crate::grace::ReadGuard;
+use crate::machine::{IrqGuard, Machine};
 use core::ptr::NonNull;
 use flagstone_types::{CpuId, Nanos, Pfn};
 
@@ -20,6 +21,19 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
     #[must_use]
     pub fn hooks(&self) -> Hooks<'_> {
         Hooks { core: self.core() }
+    }
+}
+
+impl<'m> Hooks<'m> {
+    /// As [`flagstone_host::Cpus::irq_guard`]; the guard may outlive the reference that made it.
+    pub fn irq_guard(self) -> IrqGuard<'m> {
+        self.core.step(Point::Cpu);
+        IrqGuard::new(self.core)
+    }
+
+    /// As [`flagstone_host::Grace::read`]; the guard may outlive the reference that made it.
+    pub fn read(self) -> ReadGuard<'m> {
+        self.core.begin_read()
     }
 }
 

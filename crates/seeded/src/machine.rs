@@ -161,6 +161,17 @@ pub struct IrqGuard<'a> {
     not_send: PhantomData<*const ()>,
 }
 
+impl<'a> IrqGuard<'a> {
+    /// Blocks the interrupts of the running context's CPU.
+    pub(crate) fn new(core: &'a Core) -> Self {
+        core.block_irq();
+        Self {
+            core,
+            not_send: PhantomData,
+        }
+    }
+}
+
 impl Drop for IrqGuard<'_> {
     fn drop(&mut self) {
         self.core.unblock_irq();
@@ -221,11 +232,7 @@ impl<const SHIFT: u32, const ORDER: u32> Cpus for &Machine<SHIFT, ORDER> {
     fn irq_guard(&self) -> IrqGuard<'_> {
         let core = self.core();
         core.step(Point::Cpu);
-        core.block_irq();
-        IrqGuard {
-            core,
-            not_send: PhantomData,
-        }
+        IrqGuard::new(core)
     }
 
     fn relax(&self, spins: u32) {

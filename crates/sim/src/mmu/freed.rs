@@ -1,0 +1,170 @@
+//! Frames that go back to their allocator: nobody may be able to reach them (V1, V2).
+//!
+//! A test says so for leaves ([`Unit::frames_freed`]); for everything that `frames` manages the unit finds out by itself: whoever frees
+//! a block asks for its metadata first, so the frames asked for last are looked at with every host call, and one cached translation a call besides.
+
+use super::Unit;
+use crate::violation::{Checked, Rule, broken};
+use flagstone_frames::PageKind;
+use flagstone_seeded::Hooks;
+use flagstone_types::Pfn;
+
+/// Whether the allocator owns a frame of this kind.
+const fn is_free(kind: PageKind) -> bool {
+    matches!(
+        kind,
+        PageKind::Buddy | PageKind::PageList | PageKind::Isolated
+    )
+}
+
+impl Unit {
+    /// The bytes `start..end` of physical memory belong to the allocator again.
+    pub(crate) fn freed(&mut self, hooks: Hooks<'_>, start: u64, end: u64, how: &str) -> Checked {
+        let inside = |at: u64| at >= start && at < end;
+        let step = hooks.steps();
+        let mut verdict = Ok(());
+        let mut cpus = core::mem::take(&mut self.cpus);
+        for (cpu, unit) in cpus.iter_mut().enumerate() {
+            if verdict.is_err() {
+                break;
+            }
+            if let Some(root) = unit.root.filter(|root| inside(*root)) {
+                verdict = broken(
+                    Rule::TableReachable,
+                    format!(
+                        "CPU {cpu} translates by the table at {root:#x}, whose frame was freed ({how})"
+                    ),
+                );
+            }
+            let walks = unit.walk.iter().chain(&unit.access_walk);
+            for walk in walks.filter(|w| inside(w.table)) {
+                verdict = broken(
+                    Rule::TableReachable,
+                    format!(
+                        "CPU {cpu} is walking to {:#x} by the level-{} table at {:#x}, whose frame was freed ({how}){}",
+                        walk.va,
+                        walk.level,
+                        walk.table,
+                        self.describe(walk.links.as_slice())
+                    ),
+                );
+            }
+            for link in unit.registers.iter().flatten() {
+                if let crate::arch::Word::Table { at, .. } =
+                    self.arch.decode(link.level, link.raw, &self.caps)
+                    && inside(at)
+                {
+                    verdict = broken(
+                        Rule::TableReachable,
+                        format!(
+                            "CPU {cpu} has loaded the table at {at:#x} into a register, and its frame was freed ({how}){}",
+                            self.describe(&[*link])
+                        ),
+                    );
+                }
+            }
+            let (root, asid) = (unit.root, unit.asid);
+            let usable = |tag: &super::Tag| root.is_some() && (tag.global || tag.asid == asid);
+            for t in &mut unit.tables {
+                if !inside(t.table) {
+                    continue;
+                }
+                if usable(&t.tag) {
+                    verdict = broken(
+                        Rule::TableReachable,
+                        format!(
+                            "CPU {cpu} has the level-{} table at {:#x} in its paging-structure cache for {:#x}, and its frame was freed ({how}){}",
+                            t.level,
+                            t.table,
+                            t.va,
+                            self.describe(t.links.as_slice())
+                        ),
+                    );
+                } else if t.condemned.is_none() {
+                    t.condemned = Some(format!("its frame was freed at step {step}").into());
+                }
+            }
+            for t in unit.translations.iter_mut().chain(&mut unit.using) {
+                if !t.maps(start, end) || self.exempt.iter().any(|e| e.0 <= t.va && t.va < e.1) {
+                    continue;
+                }
+                if usable(&t.tag) {
+                    verdict = broken(
+                        Rule::FrameReachable,
+                        format!(
+                            "physical {start:#x}..{end:#x} was freed ({how}), but CPU {cpu} can use {t}{}",
+                            self.describe(t.links.as_slice())
+                        ),
+                    );
+                } else if t.condemned.is_none() {
+                    t.condemned = Some(format!("its frame was freed at step {step}").into());
+                }
+            }
+        }
+        self.cpus = cpus;
+        for pfn in self.pfn(start)..=self.pfn(end - 1) {
+            self.forget_frame(pfn);
+        }
+        verdict
+    }
+
+    fn block_freed(&mut self, hooks: Hooks<'_>, pfn: u64) -> Checked {
+        let Some(record) = hooks.record(Pfn(pfn as usize)) else {
+            return Ok(());
+        };
+        // SAFETY: M2 of the host's model: 64 bytes of metadata, aligned; a `Page` has that size and its head is atomic.
+        let page = unsafe { record.cast::<flagstone_frames::Page>().as_ref() };
+        let pages = page.order().pages() as u64;
+        let start = pfn << self.frame_shift;
+        let end = (pfn + pages) << self.frame_shift;
+        self.freed(hooks, start, end, "its metadata say so")
+    }
+
+    /// Somebody asks for the metadata of `pfn`.
+    pub(crate) fn note_touched(&mut self, hooks: Hooks<'_>, pfn: u64) {
+        if self.touched.iter().any(|t| t.0 == pfn) {
+            return;
+        }
+        let at = pfn << self.frame_shift;
+        let free = is_free(self.kind_of(hooks, at));
+        let slot = self.next_touched;
+        self.touched[slot] = (pfn, free);
+        self.next_touched = (slot + 1) % self.touched.len();
+    }
+
+    /// Looks at the frames whose metadata were asked for lately, and at one translation of one CPU.
+    pub(crate) fn look_around(&mut self, hooks: Hooks<'_>) -> Checked {
+        for slot in 0..self.touched.len() {
+            let (pfn, was_free) = self.touched[slot];
+            if pfn == u64::MAX {
+                break;
+            }
+            let free = is_free(self.kind_of(hooks, pfn << self.frame_shift));
+            self.touched[slot].1 = free;
+            if free && !was_free {
+                self.block_freed(hooks, pfn)?;
+            }
+        }
+        let cpu = self.sweep % self.cpus.len();
+        let n = self.sweep / self.cpus.len();
+        self.sweep = self.sweep.wrapping_add(1);
+        let held = &self.cpus[cpu].translations;
+        if !held.is_empty() {
+            let cached = &held[n % held.len()];
+            if self.cpus[cpu].can_use(cached.tag)
+                && cached.condemned.is_none()
+                && !self.is_exempt(cached.va)
+                && is_free(self.kind_of(hooks, cached.pa))
+            {
+                return broken(
+                    Rule::FrameReachable,
+                    format!(
+                        "a free frame is behind a translation that CPU {cpu} can use: {cached}{}",
+                        self.describe(cached.links.as_slice())
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+}

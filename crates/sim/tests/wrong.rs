@@ -1,0 +1,432 @@
+//! For every rule a tiny program that breaks it and is found, and the right one beside it, which is not.
+
+use flagstone_host::{Asid, Cpus, Invalidate, Mmu, Shootdown, TableMemory};
+use flagstone_sim::{Access, Arch, FailureKind, Fault, FaultKind, Machine, Rng, Rule, task};
+use flagstone_types::{CpuId, CpuMask, PfnRange, PhysAddr, VirtAddr};
+use std::cell::Cell;
+
+const VA: VirtAddr = VirtAddr(0x40_0000_5000);
+const ASID: Asid = Asid(1);
+
+/// A tree of tables for `VA` in frames that nobody manages.
+struct Tree {
+    tables: Vec<PhysAddr>,
+    entries: Vec<PhysAddr>,
+}
+
+fn page(n: u64) -> u64 {
+    0x100_0000 + (n << 12)
+}
+
+fn leaf(arch: Arch, at: u64, write: bool) -> u64 {
+    match arch {
+        Arch::Arm64 { .. } => at | 3 | 1 << 6 | u64::from(!write) << 7 | 1 << 10 | 1 << 11,
+        Arch::Riscv64 { .. } => (at >> 2) | 0x53 | u64::from(write) << 2,
+        _ => at | 0x25 | u64::from(write) << 1,
+    }
+}
+
+fn table(arch: Arch, at: u64) -> u64 {
+    match arch {
+        Arch::Arm64 { .. } => at | 3,
+        Arch::Riscv64 { .. } => (at >> 2) | 1,
+        _ => at | 0x27,
+    }
+}
+
+fn build(machine: &Machine) -> Tree {
+    let host = machine;
+    let arch = machine.arch();
+    let geometry = arch.geometry();
+    let tables: Vec<PhysAddr> = (0..geometry.top)
+        .map(|n| PhysAddr((machine.nth_frame(n.into()).0 as u64) << 12))
+        .collect();
+    let mut entries = Vec::new();
+    for (n, at) in tables.iter().enumerate() {
+        let level = geometry.top - n as u8;
+        let entry = PhysAddr(at.0 + 8 * geometry.index(level, VA.0 as u64));
+        entries.push(entry);
+        if level > 1 {
+            let below = table(arch, tables[n + 1].0);
+            // SAFETY: the frames are the test's, and nothing walks them yet.
+            unsafe { host.store_entry(entry, below) };
+        }
+    }
+    Tree { tables, entries }
+}
+
+impl Tree {
+    fn leaf(&self) -> PhysAddr {
+        self.entries[self.entries.len() - 1]
+    }
+}
+
+fn only(va: VirtAddr, tables: bool) -> Invalidate {
+    Invalidate {
+        asid: Some(ASID),
+        start: va,
+        end: VirtAddr(va.0 + 0x1000),
+        stride: 12,
+        tables,
+    }
+}
+
+/// Runs `program` under many seeds on a machine of two CPUs with `VA` mapped to page 0; how many seeds broke `rule`. Any other failure fails the test.
+fn seeds(
+    arch: Arch,
+    change: impl Fn(&mut flagstone_host::MmuCaps) + Copy,
+    rule: Rule,
+    program: impl Fn(&Machine, &Tree, usize, &Cell<u32>),
+) -> u32 {
+    let mut found = 0;
+    for seed in 0..60 {
+        let machine = Machine::<12>::builder(arch)
+            .seed(Rng::new(seed).bits())
+            .caps(change)
+            .guessing(64)
+            .build();
+        let tree = build(&machine);
+        let host = &machine;
+        // SAFETY: the tables are the test's and live as long as the machine.
+        unsafe { host.store_entry(tree.leaf(), leaf(arch, page(0), true)) };
+        let turn = Cell::new(0);
+        let (m, t, turn, p) = (&machine, &tree, &turn, &program);
+        let tasks = (0..2).map(|n| {
+            task(move |_| {
+                // SAFETY: as above.
+                unsafe { m.activate(t.tables[0], ASID, true) };
+                p(m, t, n, turn);
+            })
+        });
+        match machine.try_run(tasks.collect()) {
+            Ok(_) => {}
+            Err(failure) => {
+                assert_eq!(failure.kind, FailureKind::Violation, "{failure}");
+                let violation = machine.violation().expect("a broken rule");
+                assert_eq!(violation.rule, rule, "{failure}");
+                let text = failure.to_string();
+                assert!(text.contains("replay:") && text.contains("SEED="), "{text}");
+                found += 1;
+            }
+        }
+    }
+    found
+}
+
+const X86: Arch = Arch::X86_64 { levels: 4 };
+const ARM: Arch = Arch::Arm64 {
+    granule: 12,
+    va_bits: 48,
+};
+
+fn both() -> CpuMask {
+    CpuMask::first(2)
+}
+
+fn flush(host: &Machine, cpus: &CpuMask, what: &Invalidate) {
+    let pending = host.shoot(cpus, what);
+    host.wait(pending);
+}
+
+/// Uses `VA` for a while.
+fn use_it(host: &Machine) {
+    for _ in 0..8 {
+        let _ = host.access(VA, Access::READ);
+        host.step();
+    }
+}
+
+#[test]
+fn a_frame_that_is_freed_without_a_flush_is_found() {
+    let program = |flushes: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return use_it(host);
+            }
+            // SAFETY: the tables are the test's.
+            unsafe { host.exchange_entry(tree.leaf(), 0) };
+            if flushes {
+                flush(host, &both(), &only(VA, false));
+            }
+            let frame = flagstone_types::Pfn((page(0) >> 12) as usize);
+            host.frame_freed(PfnRange::new(frame, 1));
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::FrameReachable, program(false)) > 10);
+    assert_eq!(seeds(X86, |_| {}, Rule::FrameReachable, program(true)), 0);
+}
+
+#[test]
+fn a_table_that_is_freed_while_it_can_be_walked_is_found() {
+    let program = |tables: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return use_it(host);
+            }
+            // SAFETY: the tables are the test's.
+            unsafe {
+                host.exchange_entry(tree.leaf(), 0);
+                host.exchange_entry(tree.entries[2], 0);
+            }
+            flush(host, &both(), &only(VA, tables));
+            let frame = flagstone_types::Pfn((tree.tables[3].0 >> 12) as usize);
+            host.frame_freed(PfnRange::new(frame, 1));
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::TableReachable, program(false)) > 10);
+    assert_eq!(seeds(X86, |_| {}, Rule::TableReachable, program(true)), 0);
+}
+
+#[test]
+fn a_change_that_is_called_settled_and_is_not_is_found() {
+    let program = |everywhere: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return use_it(host);
+            }
+            // SAFETY: the tables are the test's.
+            unsafe { host.exchange_entry(tree.leaf(), leaf(X86, page(0), false)) };
+            let cpus = if everywhere {
+                both()
+            } else {
+                CpuMask::first(1)
+            };
+            flush(host, &cpus, &only(VA, false));
+            host.check_settled(ASID, VA, VirtAddr(VA.0 + 0x1000));
+        }
+    };
+    assert_eq!(seeds(X86, |_| {}, Rule::NotSettled, program(true)), 0);
+    // The set of CPUs was wrong: found when asked, or when the other CPU uses what it has kept.
+    let mut found = 0;
+    for rule in [Rule::NotSettled] {
+        found += std::panic::catch_unwind(|| seeds(X86, |_| {}, rule, program(false))).unwrap_or(1);
+    }
+    assert!(found > 0);
+}
+
+#[test]
+fn a_stale_translation_that_is_used_after_the_shootdown_is_found() {
+    let program = |everywhere: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, turn: &Cell<u32>| {
+            if n == 1 {
+                while turn.get() == 0 {
+                    let _ = host.access(VA, Access::READ);
+                    host.relax(0);
+                }
+                let _ = host.access(VA, Access::READ);
+                return;
+            }
+            use_it(host);
+            // SAFETY: the tables are the test's.
+            unsafe { host.exchange_entry(tree.leaf(), 0) };
+            let cpus = if everywhere {
+                both()
+            } else {
+                CpuMask::first(1)
+            };
+            flush(host, &cpus, &only(VA, false));
+            turn.set(1);
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::StaleUse, program(false)) > 10);
+    assert_eq!(seeds(X86, |_| {}, Rule::StaleUse, program(true)), 0);
+}
+
+#[test]
+fn a_dirty_bit_that_a_plain_store_loses_is_found() {
+    let program = |exchanges: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                let _ = host.access(VA, Access::WRITE);
+                return;
+            }
+            // SAFETY: the tables are the test's.
+            unsafe {
+                let old = host.load_entry(tree.leaf());
+                if exchanges {
+                    while let Err(_now) =
+                        host.compare_exchange_entry(tree.leaf(), host.load_entry(tree.leaf()), 0)
+                    {
+                    }
+                } else if old != 0 {
+                    host.step();
+                    host.step();
+                    host.store_entry(tree.leaf(), 0);
+                }
+            }
+            flush(host, &both(), &only(VA, false));
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::LostUpdate, program(false)) > 2);
+    assert_eq!(seeds(X86, |_| {}, Rule::LostUpdate, program(true)), 0);
+}
+
+#[test]
+fn arm_wants_an_invalid_entry_and_a_flush_between_two_valid_ones() {
+    // 0: at once; 1: invalid in between, but not invalidated; 2: right.
+    let program = |way: u32| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return use_it(host);
+            }
+            // SAFETY: the tables are the test's.
+            unsafe {
+                if way > 0 {
+                    host.exchange_entry(tree.leaf(), 0);
+                }
+                if way > 1 {
+                    flush(host, &both(), &only(VA, false));
+                }
+                host.exchange_entry(tree.leaf(), leaf(ARM, page(1), true));
+            }
+        }
+    };
+    assert_eq!(seeds(ARM, |_| {}, Rule::BreakBeforeMake, program(0)), 60);
+    assert!(seeds(ARM, |_| {}, Rule::BreakBeforeMake, program(1)) > 10);
+    assert_eq!(seeds(ARM, |_| {}, Rule::BreakBeforeMake, program(2)), 0);
+}
+
+#[test]
+fn a_paravirtual_machine_writes_its_tables_itself() {
+    let program = |calls: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return;
+            }
+            // SAFETY: the tables are the test's.
+            unsafe {
+                if calls {
+                    host.write_table_entry(tree.entries[2], 0);
+                } else {
+                    host.store_entry(tree.entries[2], 0);
+                }
+                host.exchange_entry(tree.leaf(), 0);
+            }
+        }
+    };
+    let paravirtual = |caps: &mut flagstone_host::MmuCaps| {
+        (caps.paravirtual, caps.accessed_table) = (true, false);
+    };
+    assert_eq!(
+        seeds(X86, paravirtual, Rule::PlainTableWrite, program(false)),
+        60
+    );
+    assert_eq!(
+        seeds(X86, paravirtual, Rule::PlainTableWrite, program(true)),
+        0
+    );
+}
+
+#[test]
+fn an_address_space_id_that_is_given_to_another_table_is_found() {
+    let program = |fresh: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return;
+            }
+            use_it(host);
+            let other = PhysAddr((host.nth_frame(9).0 as u64) << 12);
+            // SAFETY: the frame is the test's and empty: a table that maps nothing.
+            unsafe {
+                host.activate(other, Asid(2), true);
+                host.activate(other, ASID, fresh);
+            }
+            let missing = host.access(VA, Access::READ);
+            assert!(matches!(
+                missing,
+                Err(Fault {
+                    kind: FaultKind::NotPresent,
+                    ..
+                })
+            ));
+            let _ = tree;
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::AsidReuse, program(false)) > 10);
+    assert_eq!(seeds(X86, |_| {}, Rule::AsidReuse, program(true)), 0);
+}
+
+#[test]
+fn who_shoots_with_interrupts_blocked_is_found() {
+    let program = |blocked: bool| {
+        move |host: &Machine, _: &Tree, _: usize, _: &Cell<u32>| {
+            let guard = blocked.then(|| host.inner().hooks().irq_guard());
+            flush(host, &both(), &only(VA, false));
+            drop(guard);
+        }
+    };
+    assert_eq!(seeds(X86, |_| {}, Rule::ShootBlocked, program(true)), 60);
+    assert_eq!(seeds(X86, |_| {}, Rule::ShootBlocked, program(false)), 0);
+}
+
+#[test]
+fn an_entry_that_names_no_memory_is_found() {
+    let program = |wild: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return use_it(host);
+            }
+            if wild {
+                // SAFETY: the tables are the test's.
+                unsafe { host.exchange_entry(tree.entries[2], table(X86, 0x7000_0000)) };
+            }
+            use_it(host);
+        }
+    };
+    assert!(seeds(X86, |_| {}, Rule::WildTable, program(true)) > 10);
+    assert_eq!(seeds(X86, |_| {}, Rule::WildTable, program(false)), 0);
+}
+
+#[test]
+fn interrupts_wait_for_a_cpu_that_has_blocked_them_and_a_cycle_is_a_deadlock() {
+    let mut waited = false;
+    for seed in 0..40 {
+        let machine = Machine::<12>::builder(X86).seed(seed).build();
+        let host = &machine;
+        let (blocked, done) = (Cell::new(false), Cell::new(false));
+        let (b, d, w) = (&blocked, &done, &mut waited);
+        machine.run(vec![
+            task(move |_| {
+                let guard = host.irq_guard();
+                b.set(true);
+                for _ in 0..30 {
+                    host.step();
+                    assert!(!d.get(), "the interrupt came although it was blocked");
+                }
+                drop(guard);
+                b.set(false);
+            }),
+            task(move |_| {
+                let mut others = both();
+                others.remove(host.current_cpu());
+                let was = b.get();
+                let pending = host.shoot(&others, &only(VA, false));
+                if was {
+                    *w = true;
+                    host.wait(pending);
+                    assert!(!b.get());
+                    d.set(true);
+                } else {
+                    host.wait(pending);
+                }
+            }),
+        ]);
+    }
+    assert!(waited);
+    let cycle = Machine::<12>::builder(X86).build();
+    let host = &cycle;
+    let ready = Cell::new(0);
+    let r = &ready;
+    let wait = |cpu| {
+        let _guard = host.irq_guard();
+        r.set(r.get() + 1);
+        while r.get() < 2 {
+            host.relax(0);
+        }
+        host.inner().hooks().wait_open(CpuId(cpu), "another CPU");
+    };
+    let failure = cycle
+        .try_run(vec![task(|_| wait(1)), task(|_| wait(0))])
+        .unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Deadlock, "{failure}");
+}
