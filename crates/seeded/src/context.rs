@@ -81,6 +81,8 @@ pub(crate) struct Core {
     pub(crate) yielders: RefCell<Vec<*const Yielder<(), ()>>>,
     /// What an interrupt does, while [`Machine::with_interrupts`](crate::Machine::with_interrupts) lasts.
     pub(crate) handler: Cell<Option<NonNull<dyn Fn()>>>,
+    /// What a machine around this one does with every step of a run, while [`Hooks::observe`](crate::Hooks::observe) lasts.
+    pub(crate) observer: Cell<Option<NonNull<dyn Fn()>>>,
     pub(crate) interrupts: Cell<u64>,
     /// Contexts that wait until some CPU opens its interrupts.
     pub(crate) awaited_open: Cell<u32>,
@@ -145,6 +147,7 @@ impl Core {
             next: Cell::new(None),
             yielders: RefCell::default(),
             handler: Cell::new(None),
+            observer: Cell::new(None),
             interrupts: Cell::new(0),
             awaited_open: Cell::new(0),
             failure: RefCell::new(None),
@@ -169,6 +172,12 @@ impl Core {
             .set((self.trace.get() ^ event).wrapping_mul(0x0000_0100_0000_01b3));
         if !self.running.get() {
             return;
+        }
+        if let Some(observer) = self.observer.get()
+            && !std::thread::panicking()
+        {
+            // SAFETY: T5: the observer lives until `observe` has taken it away.
+            unsafe { observer.as_ref()() };
         }
         match self.countdown.get().checked_sub(1) {
             Some(left) => self.countdown.set(left),

@@ -38,6 +38,21 @@ impl<'m> Hooks<'m> {
 }
 
 impl Hooks<'_> {
+    /// While `f` runs, `observer` is called with every step of a run, in the context that takes it, before others may run. It takes no step.
+    pub fn observe<R>(self, observer: &dyn Fn(), f: impl FnOnce() -> R) -> R {
+        struct Remove<'a>(&'a Core);
+        impl Drop for Remove<'_> {
+            fn drop(&mut self) {
+                self.0.observer.set(None);
+            }
+        }
+        // SAFETY: T5: only the life time is erased, and `Remove` takes the observer away before it ends.
+        let observer = unsafe { core::mem::transmute::<&dyn Fn(), &'static dyn Fn()>(observer) };
+        let _remove = Remove(self.core);
+        self.core.observer.set(Some(NonNull::from(observer)));
+        f()
+    }
+
     /// Takes a step, at which others may run.
     #[inline]
     pub fn step(self) {

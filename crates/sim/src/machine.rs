@@ -83,8 +83,16 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
         self.hooks().advance(Nanos(nanos.div_ceil(cpus)));
     }
 
-    /// Something happens beside a host call: units load and lose translations, interrupts arrive, frames that were freed are looked at.
+    /// Outside of a run, where steps are not observed, something happens beside a host call.
+    #[inline]
     pub(crate) fn aside(&self) {
+        if !self.hooks().running() {
+            self.happen();
+        }
+    }
+
+    /// Something happens beside a step: units load and lose translations, interrupts arrive, frames that were freed are looked at.
+    fn happen(&self) {
         if self.quiet.get().get() {
             return;
         }
@@ -106,7 +114,8 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
             unit.forget_contexts();
             Ok(())
         });
-        self.inner.run(tasks)
+        self.hooks()
+            .observe(&|| self.happen(), || self.inner.run(tasks))
     }
 
     /// Runs the tasks as [`Machine::run`] does.
@@ -118,7 +127,8 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
             unit.forget_contexts();
             Ok(())
         });
-        self.inner.try_run(tasks)
+        self.hooks()
+            .observe(&|| self.happen(), || self.inner.try_run(tasks))
     }
 
     /// The seed of the machine.

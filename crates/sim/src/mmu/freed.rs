@@ -108,41 +108,38 @@ impl Unit {
         verdict
     }
 
-    fn block_freed(&mut self, hooks: Hooks<'_>, pfn: u64) -> Checked {
-        let Some(record) = hooks.record(Pfn(pfn as usize)) else {
-            return Ok(());
-        };
-        // SAFETY: M2 of the host's model: 64 bytes of metadata, aligned; a `Page` has that size and its head is atomic.
-        let page = unsafe { record.cast::<flagstone_frames::Page>().as_ref() };
-        let pages = page.order().pages() as u64;
-        let start = pfn << self.frame_shift;
-        let end = (pfn + pages) << self.frame_shift;
-        self.freed(hooks, start, end, "its metadata say so")
+    /// How many frames the block at `pfn` has, if one begins there.
+    fn block_pages(&self, hooks: Hooks<'_>, pfn: u64) -> u64 {
+        hooks.record(Pfn(pfn as usize)).map_or(1, |record| {
+            // SAFETY: M2 of the host's model: 64 bytes of metadata, aligned; a `Page` has that size and its head is atomic.
+            let page = unsafe { record.cast::<flagstone_frames::Page>().as_ref() };
+            page.order().pages() as u64
+        })
     }
 
-    /// Somebody asks for the metadata of `pfn`.
+    /// Somebody asks for the metadata of `pfn`: its owner may be about to free it.
     pub(crate) fn note_touched(&mut self, hooks: Hooks<'_>, pfn: u64) {
-        if self.touched.iter().any(|t| t.0 == pfn) {
+        let kind = self.kind_of(hooks, pfn << self.frame_shift);
+        if is_free(kind)
+            || matches!(kind, PageKind::Absent)
+            || self.touched.iter().any(|t| t.0 == pfn)
+        {
             return;
         }
-        let at = pfn << self.frame_shift;
-        let free = is_free(self.kind_of(hooks, at));
         let slot = self.next_touched;
-        self.touched[slot] = (pfn, free);
+        self.touched[slot] = (pfn, self.block_pages(hooks, pfn));
         self.next_touched = (slot + 1) % self.touched.len();
     }
 
     /// Looks at the frames whose metadata were asked for lately, and at one translation of one CPU.
     pub(crate) fn look_around(&mut self, hooks: Hooks<'_>) -> Checked {
         for slot in 0..self.touched.len() {
-            let (pfn, was_free) = self.touched[slot];
-            if pfn == u64::MAX {
-                break;
-            }
-            let free = is_free(self.kind_of(hooks, pfn << self.frame_shift));
-            self.touched[slot].1 = free;
-            if free && !was_free {
-                self.block_freed(hooks, pfn)?;
+            let (pfn, pages) = self.touched[slot];
+            if pfn != u64::MAX && is_free(self.kind_of(hooks, pfn << self.frame_shift)) {
+                self.touched[slot].0 = u64::MAX;
+                let start = pfn << self.frame_shift;
+                let end = (pfn + pages) << self.frame_shift;
+                self.freed(hooks, start, end, "its metadata say so")?;
             }
         }
         let cpu = self.sweep % self.cpus.len();

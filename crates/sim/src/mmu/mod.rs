@@ -198,8 +198,8 @@ pub(crate) struct Unit {
     pub(crate) history: History,
     pub(crate) flights: Vec<Flight>,
     pub(crate) next_flight: u64,
-    /// Frames whose metadata were asked for lately: they may be about to be freed.
-    pub(crate) touched: [(u64, bool); 8],
+    /// Owned blocks whose metadata were asked for lately, with their pages: they may be about to be freed.
+    pub(crate) touched: [(u64, u64); 8],
     pub(crate) next_touched: usize,
     pub(crate) sweep: usize,
     pub(crate) rng: Rng,
@@ -232,7 +232,7 @@ impl Unit {
             history: History::default(),
             flights: Vec::new(),
             next_flight: 0,
-            touched: [(u64::MAX, false); 8],
+            touched: [(u64::MAX, 1); 8],
             next_touched: 0,
             sweep: 0,
             rng,
