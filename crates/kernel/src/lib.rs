@@ -25,6 +25,7 @@ mod apic;
 mod array;
 mod barrier;
 mod clock;
+mod command_line;
 mod crew;
 mod descriptors;
 mod direct;

@@ -6,6 +6,7 @@ use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::command_line;
 use crate::direct::{self, DIRECT, REACH};
 use crate::kernel::Kernel;
 use crate::plan::{BLOCK, PAGE, Plan};
@@ -56,7 +57,11 @@ impl Range {
 /// # Safety
 /// Once, on the first CPU, before anything else here is used; `image_end` is the physical end of the image.
 pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach: u64) -> bool {
-    let Some(plan) = Plan::new(info.regions(), image_end, pool, reach, info.nodes) else {
+    /// Nodes that memory is cut into at most.
+    const MOST_NODES: u64 = 8;
+    let nodes = command_line::number("nodes").unwrap_or(1);
+    let nodes = nodes.clamp(1, MOST_NODES) as u32;
+    let Some(plan) = Plan::new(info.regions(), image_end, pool, reach, nodes) else {
         return false;
     };
     let bytes = (plan.pool.end - plan.pool.start) as usize;

@@ -66,10 +66,22 @@ impl Count for Kernel {
 /// Steps of the generator; each caller takes one.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
+/// Makes random numbers follow from this one, which is not 0. Called by the first CPU before others run.
+pub(crate) fn seed(seed: u64) {
+    SEED.store(seed, Ordering::Relaxed);
+}
+
+/// What random numbers follow from; 0 for the hardware.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
 impl Entropy for Kernel {
-    /// The CPU's generator where it has one, mixed with the time-stamp counter.
+    /// The CPU's generator where it has one, mixed with the time-stamp counter; a sequence where a seed was given.
     fn random(&self) -> u64 {
         let step = STEPS.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let seed = SEED.load(Ordering::Relaxed);
+        if seed != 0 {
+            return mix(step ^ mix(seed));
+        }
         let hardware = x86_64::instructions::random::RdRand::new()
             .and_then(x86_64::instructions::random::RdRand::get_u64)
             .unwrap_or(0);

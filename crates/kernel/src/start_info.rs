@@ -5,16 +5,13 @@
 
 use core::ffi::CStr;
 
-use crate::direct;
+use crate::{command_line, direct};
 
 const MAGIC: u32 = 0x336e_c578;
 /// A region of the memory map that is memory for anyone to use.
 const USABLE: u32 = 1;
 /// Regions that are looked at; firmware has about ten.
 const MOST: usize = 64;
-
-/// Nodes that memory is cut into at most.
-const MOST_NODES: u32 = 8;
 
 /// Usable memory: physical addresses from `start` to before `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +27,6 @@ pub(crate) struct StartInfo {
     count: usize,
     /// Physical address of ACPI's root pointer, 0 if there is none.
     pub(crate) rsdp: u64,
-    /// Memory nodes that the command line asks for (`nodes=N`), 1 if it does not.
-    pub(crate) nodes: u32,
 }
 
 #[repr(C)]
@@ -56,18 +51,8 @@ struct RawRegion {
     reserved: u32,
 }
 
-/// The nodes that a command line asks for: `nodes=N`, at most [`MOST_NODES`]; 1 if it asks for none.
-fn nodes_of(line: &[u8]) -> u32 {
-    line.split(u8::is_ascii_whitespace)
-        .filter_map(|word| word.strip_prefix(b"nodes="))
-        .filter_map(|number| core::str::from_utf8(number).ok()?.parse().ok())
-        .next_back()
-        .unwrap_or(1)
-        .clamp(1, MOST_NODES)
-}
-
 impl StartInfo {
-    /// Copies what lies at physical address `at`; `None` if it is no start information with a memory map.
+    /// Copies what lies at physical address `at`; `None` if it is no start information with a memory map. Keeps the command line.
     ///
     /// # Safety
     /// `at` came from the loader, and nothing has been written to memory outside the image yet.
@@ -82,13 +67,12 @@ impl StartInfo {
             regions: [Region::default(); MOST],
             count: 0,
             rsdp: info.rsdp,
-            nodes: 1,
         };
         if info.command_line != 0 {
             // SAFETY: M1: mapped; the loader says that it is text that ends with 0.
             let text =
                 unsafe { CStr::from_ptr(direct::pointer(info.command_line).as_ptr().cast()) };
-            this.nodes = nodes_of(text.to_bytes());
+            command_line::keep(text.to_bytes());
         }
         let map = direct::pointer(info.memory_map).cast::<RawRegion>();
         for n in 0..info.memory_map_entries as usize {
@@ -108,20 +92,5 @@ impl StartInfo {
     /// Usable memory, in the firmware's order.
     pub(crate) fn regions(&self) -> &[Region] {
         &self.regions[..self.count]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_says_how_many_nodes() {
-        assert_eq!(nodes_of(b""), 1);
-        assert_eq!(nodes_of(b"quiet nodes=2 debug"), 2);
-        assert_eq!(nodes_of(b"nodes=3 nodes=4"), 4);
-        assert_eq!(nodes_of(b"nodes=0"), 1);
-        assert_eq!(nodes_of(b"nodes=1000"), MOST_NODES);
-        assert_eq!(nodes_of(b"nodes=many xnodes=5 nodes="), 1);
     }
 }

@@ -12,7 +12,9 @@ use crate::per_cpu::{AREA_BYTES, Area, MOST_CPUS};
 use crate::serial::{self, Outcome};
 use crate::start_info::StartInfo;
 use crate::trap::VECTORS;
-use crate::{access, apic, clock, crew, descriptors, interrupts, memory, trial, unit};
+use crate::{
+    access, apic, clock, command_line, crew, descriptors, interrupts, memory, services, trial, unit,
+};
 use flagstone_host::{Level, Log, PageMap};
 use flagstone_types::AllocError;
 use x86_64::VirtAddr;
@@ -77,6 +79,9 @@ pub(crate) unsafe extern "C" fn flagstone_main(start_info: u32) -> ! {
 /// Once, on the first CPU.
 unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
     features::detect();
+    if let Some(seed) = command_line::number("seed") {
+        services::seed(seed);
+    }
     // SAFETY: M1: tables may be added to.
     let reach = unsafe { map_high_memory() };
     let read = |at: u64| {

@@ -6,11 +6,13 @@
 //!   links    only that step
 //!   golden   the fast paths in the library as shipped (shipped, disassembly) are those of golden/fastpath.txt
 //!   header   include/flagstone.h is what the sources say
+//!   kernel   the kernel image under QEMU: its tests, and one run
 //! ```
 
 mod disassembly;
 mod golden;
 mod header;
+mod kernel;
 mod links;
 mod packages;
 mod shipped;
@@ -54,6 +56,11 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         library: Option<PathBuf>,
     },
+    /// Boot the kernel image under QEMU
+    Kernel {
+        #[command(subcommand)]
+        what: kernel::Kernel,
+    },
     /// Check that the C header is what the sources say
     Header {
         /// Write include/flagstone.h instead of comparing with it
@@ -75,6 +82,7 @@ fn main() -> ExitCode {
         Command::Links => links::check(&root),
         Command::Golden { update, library } => golden::run(&root, library, update),
         Command::Header { update } => header::run(&root, update),
+        Command::Kernel { what } => kernel::run(&root, &what),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

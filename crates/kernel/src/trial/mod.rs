@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
-use crate::{apic, clock, crew, heap, serial, services};
+use crate::{apic, clock, command_line, crew, heap, serial, services};
 use flagstone_host::{Clock, Count, Cpus, Entropy, Event};
 use flagstone_slab::{Cache, CacheHandle, CacheParams, Caches, SlabInfo};
 use flagstone_types::Nid;
@@ -34,7 +34,22 @@ macro_rules! say {
 }
 use say;
 
-/// Runs all of them.
+/// What the trials are called, in the order in which they run.
+const TRIALS: [(&str, fn()); 11] = [
+    ("registers", registers::run),
+    ("unit", unit::run),
+    ("stepping", stepping::run),
+    ("sections", sections::run),
+    ("churn", churn::run),
+    ("handoff", handoff::run),
+    ("bulk", bulk::run),
+    ("lifecycle", lifecycle::run),
+    ("collections", collections::run),
+    ("grace", grace::run),
+    ("exhaustion", exhaustion::run),
+];
+
+/// Runs those that the command line chooses.
 pub(crate) fn run() {
     say!("flagstone: {} of {} CPUs", crew::size(), Area::count());
     say!("tables of {} levels", crate::unit::levels());
@@ -51,20 +66,10 @@ pub(crate) fn run() {
 
     set_timers(TIMER_PERIOD);
     ticks::begin();
-    let trials: [(&str, fn()); 11] = [
-        ("registers", registers::run),
-        ("unit", unit::run),
-        ("stepping", stepping::run),
-        ("sections", sections::run),
-        ("churn", churn::run),
-        ("handoff", handoff::run),
-        ("bulk", bulk::run),
-        ("lifecycle", lifecycle::run),
-        ("collections", collections::run),
-        ("grace", grace::run),
-        ("exhaustion", exhaustion::run),
-    ];
-    for (name, trial) in trials {
+    for (name, trial) in TRIALS {
+        if !command_line::chooses("trials", name).unwrap_or(true) {
+            continue;
+        }
         let start = Kernel.now();
         trial();
         let millis = Kernel.now().since(start).0 / 1_000_000;
