@@ -2,7 +2,7 @@
 //!
 //! Every lock of the core belongs to a class, and a class has a [`Rank`]. A context may take a
 //! lock only if its rank is higher than those of all locks it holds. Several locks of one class are held only by
-//! a fork, which holds the [`classes::Fork`] gate, in any order: nobody else ever holds two, so no cycle can form.
+//! a fork, which holds the [`classes::Fork`] gate, in any order: nobody else ever waits for a second one, so no cycle can form.
 //! `MODEL.md` has the list with reasons; [`classes`] is the list.
 
 use core::fmt::Debug;
@@ -56,6 +56,8 @@ pub mod classes {
         Growth = 20, "growth", false;
         /// An alien cache: objects of one remote node waiting to go home.
         Alien = 30, "alien", true;
+        /// The slabs on one CPU's lists of one cache; a second one of the class is only tried.
+        CpuSlabs = 35, "cpu_slabs", true;
         /// The slab lists and the shared array of one node of one cache.
         SlabNode = 40, "slab_node", true;
         /// A page table of the fifth level; may hold the lock of a lower one besides, as all table locks may.

@@ -136,7 +136,11 @@ impl<H: Host> Caches<H> {
         if node.flushed.load(Ordering::Relaxed) {
             self.ready_shared(cache, nid, gfp & (Gfp::RECLAIM | Gfp::NORETRY));
         }
+        let mut recalled = false;
         loop {
+            if let Some(object) = self.refill_from_slot(cache, nid) {
+                return Ok(object);
+            }
             // An unlocked look (S4): growing needs no lock until the slab is linked.
             if (!self.improvements.lockless_look() || node.looks_stocked())
                 && let Some(object) = self.refill(cache, node)
@@ -152,6 +156,10 @@ impl<H: Host> Caches<H> {
             match self.grow_for(cache, local, nid) {
                 Ok(Some(object)) => return Ok(object),
                 Ok(None) => {}
+                // Before there is none, what other CPUs' slots have is made everybody's.
+                Err(_)
+                    if !core::mem::replace(&mut recalled, true) && self.recall_slabs(cache) > 0 => {
+                }
                 Err(_) if self.nodes > 1 && !gfp.contains(Gfp::THISNODE) => {
                     return self.alloc_from_nodes(cache, gfp, nid);
                 }
@@ -203,7 +211,7 @@ impl<H: Host> Caches<H> {
 
     /// Pushes newly taken objects on the CPU's array, the first of them on top, after keeping the very first for the caller;
     /// returns those that found no room.
-    fn stock_array<'b>(
+    pub(crate) fn stock_array<'b>(
         &self,
         cache: &Cache<H>,
         taken: &'b mut [NonNull<u8>],
@@ -236,12 +244,12 @@ impl<H: Host> Caches<H> {
         nid: Nid,
     ) -> Result<Option<NonNull<u8>>, AllocError> {
         let (slab, at) = self.grow(cache, gfp, nid)?;
-        let node = cache.node(at);
         let here = at == nid;
         let mut buffer = [NonNull::dangling(); CHUNK];
         if here && !self.improvements.refill_first() {
+            // To the node, so that the caller finds it, whichever CPU it looks from.
             // SAFETY: the new slab is ours and of this node.
-            unsafe { node.lock(cache, &self.frames).link(slab) };
+            unsafe { cache.node(at).lock(cache, &self.frames).link(slab) };
             return Ok(None);
         }
         let mut want = 1;
@@ -262,7 +270,7 @@ impl<H: Host> Caches<H> {
             0
         };
         // SAFETY: as above.
-        unsafe { node.lock(cache, &self.frames).link(slab) };
+        unsafe { self.link_grown(cache, slab, at) };
         let mut object = None;
         if run == 0 {
             let spare = self.stock_array(cache, &mut buffer[..n], &mut object);
@@ -303,11 +311,13 @@ impl<H: Host> Caches<H> {
         if let Ok(object) = self.grow_one(cache, local, nid) {
             return Ok(object);
         }
-        if !gfp.contains(Gfp::THISNODE) {
-            for other in self.by_distance(nid).skip(1) {
-                if let Some(object) = self.take_one(cache, other) {
-                    return Ok(object);
-                }
+        // What CPUs' slots have is made everybody's before it counts as nothing.
+        let again = self.recall_slabs(cache) > 0;
+        let nodes = self.by_distance(nid).skip(usize::from(!again));
+        let allowed = |other: &Nid| *other == nid || !gfp.contains(Gfp::THISNODE);
+        for other in nodes.filter(allowed) {
+            if let Some(object) = self.take_one(cache, other) {
+                return Ok(object);
             }
         }
         self.grow_one(cache, gfp, nid)
@@ -316,6 +326,9 @@ impl<H: Host> Caches<H> {
 
     /// One object that a node has.
     fn take_one(&self, cache: &Cache<H>, nid: Nid) -> Option<NonNull<u8>> {
+        if let Some(object) = self.take_from_slot(cache, nid) {
+            return Some(object);
+        }
         let node = cache.node(nid);
         if !node.looks_stocked() {
             return None;
@@ -337,7 +350,7 @@ impl<H: Host> Caches<H> {
         // SAFETY: the new slab is ours until it is linked, and has an object (S5).
         unsafe {
             (*slab.as_ptr()).take(cache, &mut one);
-            cache.node(at).lock(cache, &self.frames).link(slab);
+            self.link_grown(cache, slab, at);
         }
         Ok(one[0])
     }

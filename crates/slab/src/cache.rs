@@ -13,6 +13,7 @@ use crate::layout::Layout;
 use crate::node::Node;
 use crate::random::Sequence;
 use crate::record::Record;
+use crate::slot::CpuSlabs;
 
 /// Runs once on every object of a new slab.
 pub type Constructor = unsafe fn(NonNull<u8>);
@@ -109,7 +110,9 @@ pub struct Cache<H: Host> {
     pub(crate) sequence: Sequence,
     pub(crate) nodes: NonNull<Node<H>>,
     pub(crate) node_count: u32,
-    pub(crate) alien_memory: Option<PageRun>,
+    /// What its alien caches or its CPUs' slots are in.
+    pub(crate) memory: Option<PageRun>,
+    pub(crate) cpu_slabs: CpuSlabs<H>,
     /// The cache whose objects hold the indexes of an off-slab layout.
     pub(crate) index_cache: Option<NonNull<Cache<H>>>,
     /// How many `create` calls this cache stands for.

@@ -18,6 +18,7 @@ use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
 use crate::node::Node;
 use crate::random::Sequence;
 use crate::refusal::Refusals;
+use crate::slot::CpuSlabs;
 use crate::tuning::{ArrayTuning, Improvements, Policy};
 
 /// What a cache is made with.
@@ -37,6 +38,9 @@ pub struct CacheParams<'a> {
     pub usercopy: UserCopy,
     /// The arrays, if not what the host's policy says.
     pub arrays: Option<ArrayTuning>,
+    /// CPU slabs, the rival form: free objects that the slabs on a CPU's list may have when another one comes, 0 for a cache without such lists; if not what
+    /// [`Improvements::cpu_slabs`] says.
+    pub cpu_slabs: Option<u32>,
 }
 
 impl<'a> CacheParams<'a> {
@@ -63,6 +67,7 @@ impl<'a> CacheParams<'a> {
             ctor: None,
             usercopy: UserCopy { offset: 0, size: 0 },
             arrays: None,
+            cpu_slabs: None,
         }
     }
 }
@@ -238,7 +243,8 @@ impl<H: Host> Caches<H> {
             || params.flags.zero_on_free
             || params.ctor.is_some()
             || params.usercopy.size != 0
-            || params.arrays.is_some();
+            || params.arrays.is_some()
+            || params.cpu_slabs.is_some();
         if special {
             return None;
         }
@@ -250,6 +256,7 @@ impl<H: Host> Caches<H> {
                 && c.flags == params.flags
                 && c.ctor.is_none()
                 && c.usercopy.size == 0
+                && c.cpu_slabs.exist() == self.improvements.cpu_slabs()
                 && c.object_size as usize >= params.size
         })?;
         found.users.fetch_add(1, Ordering::Relaxed);
@@ -380,14 +387,31 @@ impl<H: Host> Caches<H> {
         } else {
             first_limit
         };
-        let alien_memory = if self.nodes > 1 {
-            let pages = AlienCaches::<H>::pages(self.nodes, self.policy.alien_limit);
-            Some(self.frames.alloc_run(Gfp::KERNEL, pages, None)?)
-        } else {
-            None
+        let cpus = host.possible_cpus();
+        let cpu_limit = params
+            .cpu_slabs
+            .unwrap_or_else(|| match self.improvements.cpu_slabs() {
+                true => CpuSlabs::<H>::limit_for(layout.size as usize, H::PAGE_SIZE),
+                false => 0,
+            });
+        let (mut arrays, mut pages) = (arrays, 0);
+        if cpu_limit != 0 {
+            arrays.shared_capacity = 0;
+            pages = CpuSlabs::<H>::pages(cpus, self.nodes);
+        } else if self.nodes > 1 {
+            pages = AlienCaches::<H>::pages(self.nodes, self.policy.alien_limit);
+        }
+        let memory = match pages {
+            0 => None,
+            pages => Some(self.frames.alloc_run(Gfp::KERNEL, pages, None)?),
         };
-
-        let cpus = host.possible_cpus() as usize;
+        let cpu_slabs = match &memory {
+            Some(run) if cpu_limit != 0 => {
+                CpuSlabs::make(&self.frames, run, cpus, self.nodes, cpu_limit)
+            }
+            _ => CpuSlabs::none(),
+        };
+        let cpus = cpus as usize;
         let free_limit = (1 + cpus) * batch as usize + layout.num as usize;
         let cache = place.cast::<Cache<H>>();
         // SAFETY: the structure's memory is ours, large enough and aligned for the cache and its nodes behind it.
@@ -396,9 +420,11 @@ impl<H: Host> Caches<H> {
             for nid in 0..self.nodes as u16 {
                 let nid = Nid(nid);
                 let limit = self.policy.alien_limit;
-                let aliens = match &alien_memory {
-                    Some(run) => AlienCaches::make(&self.frames, run, nid, self.nodes, limit),
-                    None => AlienCaches::none(),
+                let aliens = match &memory {
+                    Some(run) if cpu_limit == 0 => {
+                        AlienCaches::make(&self.frames, run, nid, self.nodes, limit)
+                    }
+                    _ => AlienCaches::none(),
                 };
                 nodes
                     .add(nid.index())
@@ -431,7 +457,9 @@ impl<H: Host> Caches<H> {
                 },
                 flags: CacheFlags {
                     // Arrays that were asked for are for this one only.
-                    no_merge: params.flags.no_merge || params.arrays.is_some(),
+                    no_merge: params.flags.no_merge
+                        || params.arrays.is_some()
+                        || params.cpu_slabs.is_some(),
                     ..params.flags
                 },
                 usercopy: params.usercopy,
@@ -440,7 +468,8 @@ impl<H: Host> Caches<H> {
                 sequence: Sequence::none(),
                 nodes,
                 node_count: self.nodes,
-                alien_memory,
+                memory,
+                cpu_slabs,
                 index_cache,
                 users: AtomicU32::new(1),
                 links: CacheLinks {

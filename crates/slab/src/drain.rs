@@ -27,7 +27,7 @@ impl<H: Host> Caches<H> {
         if let Some(stopped) = self.host().stop_arrays() {
             released += self.drain_stopped(&stopped, cache);
         }
-        released += self.drain_nodes(cache) + self.release_free(cache);
+        released += self.drain_nodes(cache) + self.drain_slots(cache) + self.release_free(cache);
         self.host().poll();
         released
     }
@@ -40,7 +40,9 @@ impl<H: Host> Caches<H> {
             self.each_cache(|cache| slabs += self.drain_stopped(stopped, cache));
         }
         drop(stopped);
-        self.each_cache(|cache| slabs += self.drain_nodes(cache) + self.release_free(cache));
+        self.each_cache(|cache| {
+            slabs += self.drain_nodes(cache) + self.drain_slots(cache) + self.release_free(cache);
+        });
         self.host().poll();
         slabs
     }
@@ -61,7 +63,7 @@ impl<H: Host> Caches<H> {
         self.drain_cpus(stopped, cache, cpus)
     }
 
-    fn drain_cpus(
+    pub(crate) fn drain_cpus(
         &self,
         stopped: &H::Stopped,
         cache: &Cache<H>,
@@ -170,7 +172,7 @@ impl<H: Host> Caches<H> {
         released
     }
 
-    /// One round of the reaper: what was idle since the last round goes back. Of the shared arrays, the objects that nobody fetched
+    /// One round of the reaper: what was idle since the last round goes back. Slabs with free objects go from CPUs to their nodes. Of the shared arrays, the objects that nobody fetched
     /// meanwhile; of the free slabs, those that were free already; of the CPUs' arrays, everything, if `arrays`.
     pub fn reap(&self, arrays: bool) -> Reaped {
         let mut reaped = Reaped::default();
@@ -193,6 +195,7 @@ impl<H: Host> Caches<H> {
         });
         drop(stopped);
         self.each_cache(|cache| {
+            reaped.slabs += self.drain_slots(cache);
             for node in cache.each_node() {
                 let idle = {
                     let mut locked = node.lock(cache, &self.frames);
@@ -242,14 +245,12 @@ impl<H: Host> Caches<H> {
     }
 
     /// How many objects are out of the slabs of a cache: with users, in arrays, in alien caches.
+    /// In a cache with CPU slabs one that moves meanwhile may be counted twice or not at all.
     #[must_use]
     pub fn objects_out(&self, cache: &Cache<H>) -> usize {
         let mut out = 0;
         for node in cache.each_node() {
-            let locked = node.lock(cache, &self.frames);
-            let lists = &locked.lists;
-            let slabs = lists.partial.len() + lists.full.len() + lists.free.len();
-            out += slabs * cache.layout.num as usize - lists.free_objects;
+            out += self.node_use(cache, node).active_objects;
         }
         out
     }

@@ -53,9 +53,13 @@ impl<H: Host> Caches<H> {
             }
             list.unlink(cache);
         }
+        // No slab moves from here to there while objects are counted (S14).
+        let cpu_slabs = handle.cpu_slabs.limit();
+        self.set_cpu_slabs(&handle, 0);
         self.shrink(&handle);
         let objects = self.objects_used(&handle);
         if objects != 0 {
+            handle.cpu_slabs.set_limit(cpu_slabs);
             let mut list = self.lock_list();
             handle.users.fetch_add(1, Ordering::Relaxed);
             list.link(cache);
@@ -106,7 +110,7 @@ impl<H: Host> Caches<H> {
             // SAFETY: allocated by `kmalloc` when it was published.
             unsafe { self.kfree(sequence) };
         }
-        if let Some(run) = cache.alien_memory.take() {
+        if let Some(run) = cache.memory.take() {
             self.frames.free_run(run);
         }
         // SAFETY: drained, untagged (its slabs are gone), and never used again (A11).

@@ -21,6 +21,15 @@ impl<H: Host> Caches<H> {
             }
         });
         self.each_cache_held(|cache| {
+            for lock in cache
+                .cpu_slabs
+                .cpus()
+                .filter_map(|cpu| cache.cpu_slabs.raw(cpu))
+            {
+                lock.lock();
+            }
+        });
+        self.each_cache_held(|cache| {
             for node in cache.each_node() {
                 // SAFETY: as above.
                 unsafe { node.lists.raw().lock() };
@@ -38,6 +47,13 @@ impl<H: Host> Caches<H> {
         unsafe {
             self.frames.unlock_after_fork();
             self.each_cache_held(|cache| {
+                for lock in cache
+                    .cpu_slabs
+                    .cpus()
+                    .filter_map(|cpu| cache.cpu_slabs.raw(cpu))
+                {
+                    lock.unlock();
+                }
                 for node in cache.each_node() {
                     node.lists.raw().unlock();
                     for to in cache.each_node() {

@@ -126,7 +126,7 @@ impl<H: Host> Caches<H> {
         // released there (host L1). Should there be no memory now, an allocation asks again.
         self.ready_shared(cache, nid, Gfp::empty());
         let mut left = batch;
-        if self.nodes == 1 {
+        if self.nodes == 1 && !cache.cpu_slabs.exist() {
             let mut locked = node.lock(cache, &self.frames);
             // Every object is of this node, so they may go from array to array.
             let n = locked
@@ -179,9 +179,12 @@ impl<H: Host> Caches<H> {
         }
     }
 
-    /// Gives objects to their own nodes, whichever they are: to the shared array while there is room, then to the slabs. Returns
-    /// how many slabs were released.
+    /// Gives objects to their own nodes, whichever they are: to the shared array while there is room, then to the slabs; in a cache
+    /// with CPU slabs, to the slabs wherever they are. Returns how many slabs were released.
     pub(crate) fn give_home(&self, cache: &Cache<H>, mut objects: &[NonNull<u8>]) -> usize {
+        if cache.cpu_slabs.exist() {
+            return self.give_placed(cache, objects);
+        }
         let host = self.host();
         let mut released = 0;
         // With one node there is nothing to sort; a foreign pointer is found when its slab is looked for.

@@ -1,7 +1,7 @@
 //! Making and releasing slabs.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_frames::{PageBlock, PageKind};
 use flagstone_host::{CpuCache, Event, Host, RcuHead};
 use flagstone_types::{AllocError, Gfp, Nid, PfnRange};
@@ -101,6 +101,7 @@ impl<H: Host> Caches<H> {
                 written: 0,
                 list: ListId::None,
                 idle: false,
+                place: AtomicU32::new(0),
             });
             if let Some(ctor) = cache.ctor {
                 for i in 0..layout.num as usize {

@@ -31,12 +31,16 @@ pub struct SlabInfo {
     pub batch: u32,
     /// The shared array holds so many batches.
     pub shared_factor: u32,
-    /// Slabs with an object out of them.
+    /// Slabs with an object out of them, and those on CPUs' lists.
     pub active_slabs: usize,
     /// All slabs.
     pub slabs: usize,
     /// Objects in shared arrays.
     pub shared_available: usize,
+    /// Slabs with free objects on CPUs' lists, in a cache with CPU slabs.
+    pub cpu_slabs: usize,
+    /// Free objects in those.
+    pub cpu_free_objects: usize,
     /// How its slabs are cut.
     pub layout: Layout,
     /// Whether the objects count as reclaimable.
@@ -81,7 +85,7 @@ impl SlabInfo {
             "\",\"active_objs\":{},\"num_objs\":{},\"cached_objs\":{},\"used_objs\":{},\
              \"objsize\":{},\"requested_size\":{},\"objperslab\":{},\"pagesperslab\":{},\
              \"limit\":{},\"batchcount\":{},\"sharedfactor\":{},\"active_slabs\":{},\
-             \"num_slabs\":{},\"sharedavail\":{},\"layout\":\"{}\",\"colours\":{},\"waste\":{},\
+             \"num_slabs\":{},\"sharedavail\":{},\"cpu_slabs\":{},\"cpu_free_objs\":{},\"layout\":\"{}\",\"colours\":{},\"waste\":{},\
              \"reclaimable\":{}}}",
             self.active_objects,
             self.objects,
@@ -97,6 +101,8 @@ impl SlabInfo {
             self.active_slabs,
             self.slabs,
             self.shared_available,
+            self.cpu_slabs,
+            self.cpu_free_objects,
             self.layout.place.name(),
             self.layout.colours,
             self.layout.waste,
@@ -146,6 +152,8 @@ impl<H: Host> Caches<H> {
             active_slabs: 0,
             slabs: 0,
             shared_available: 0,
+            cpu_slabs: 0,
+            cpu_free_objects: 0,
             layout: cache.layout,
             reclaimable: cache.flags.reclaimable,
         };
@@ -155,6 +163,9 @@ impl<H: Host> Caches<H> {
             info.objects += usage.objects;
             info.active_slabs += usage.active_slabs;
             info.slabs += usage.slabs;
+            let on_cpus = self.cpu_use(cache, node.nid);
+            info.cpu_slabs += on_cpus.partial;
+            info.cpu_free_objects += on_cpus.free_objects;
             let locked = node.lock(cache, &self.frames);
             info.shared_available += locked.lists.shared.len as usize;
             info.shared_factor = locked.lists.shared.limit / info.batch.max(1);

@@ -17,6 +17,7 @@ mod alloc;
 mod cache;
 mod cache_list;
 mod caches;
+mod cpu_slabs;
 mod drain;
 mod ending;
 mod fork;
@@ -35,6 +36,7 @@ mod random;
 mod record;
 mod refusal;
 mod shared;
+mod slot;
 mod tuning;
 mod validate;
 

@@ -1,4 +1,4 @@
-//! The slab lists of one node: partial, full, free.
+//! Lists of slabs: a node's partial, full and free ones, a CPU's partial and full ones.
 
 use core::ptr::{NonNull, null_mut};
 use flagstone_host::Host;
@@ -37,7 +37,7 @@ impl<H: Host> SlabList<H> {
     /// Puts a slab at the front.
     ///
     /// # Safety
-    /// The caller holds the node's lock (S5); the slab is on no list.
+    /// The caller holds the lock of the list's place (S5); the slab is on no list.
     pub(crate) unsafe fn push(&mut self, slab: NonNull<Record<H>>, id: ListId) {
         // SAFETY: records of listed slabs are live and ours under the lock (S5).
         unsafe {
@@ -60,7 +60,7 @@ impl<H: Host> SlabList<H> {
     /// Takes a slab out.
     ///
     /// # Safety
-    /// The caller holds the node's lock (S5); the slab is on this list.
+    /// The caller holds the lock of the list's place (S5); the slab is on this list.
     pub(crate) unsafe fn remove(&mut self, slab: NonNull<Record<H>>) {
         // SAFETY: as for `push`; its neighbours are on the same list.
         unsafe {
@@ -83,7 +83,7 @@ impl<H: Host> SlabList<H> {
     /// Calls `each` with every slab.
     ///
     /// # Safety
-    /// The caller holds the node's lock (S5); `each` does not change the list.
+    /// The caller holds the lock of the list's place (S5); `each` does not change the list.
     pub(crate) unsafe fn for_each(&self, mut each: impl FnMut(NonNull<Record<H>>)) {
         let mut at = self.first;
         while let Some(slab) = NonNull::new(at) {

@@ -13,7 +13,7 @@ use flagstone_types::{FreeError, Nid};
 use crate::alien::AlienCaches;
 use crate::cache::Cache;
 use crate::lists::SlabList;
-use crate::record::{ListId, Record};
+use crate::record::{ListId, Place, Record};
 use crate::shared::Shared;
 use crate::tuning::ArrayTuning;
 
@@ -326,9 +326,9 @@ impl<H: Host> LockedNode<'_, H> {
     }
 
     /// # Safety
-    /// S5 for `slab`.
+    /// S5 for `slab`, which is on a list of this node.
     #[inline]
-    unsafe fn give_one(
+    pub(crate) unsafe fn give_one(
         &mut self,
         slab: NonNull<Record<H>>,
         object: NonNull<u8>,
@@ -407,15 +407,17 @@ impl<H: Host> LockedNode<'_, H> {
         };
     }
 
-    /// Puts a slab that its owner filled an array from on the list where it belongs.
+    /// Puts a slab on the list where it belongs: a new one, or one that leaves a slot.
     ///
     /// # Safety
-    /// The caller owns the slab, which is of this node of this cache.
+    /// The caller owns the slab, which is of this node of this cache and on no list, or holds the lock of the slot that it left (S5).
     pub(crate) unsafe fn link(&mut self, slab: NonNull<Record<H>>) {
         let lists = &mut *self.lists;
         // SAFETY: as promised.
         unsafe {
             let active = (*slab.as_ptr()).active;
+            (*slab.as_ptr()).idle = false;
+            Record::set_place(slab, Place::Node);
             lists.free_objects += (self.cache.layout.num - active) as usize;
             if active == self.cache.layout.num {
                 lists.full.push(slab, ListId::Full);

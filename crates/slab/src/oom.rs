@@ -70,7 +70,7 @@ impl fmt::Display for OutOfMemory<'_> {
 pub struct NodeUse {
     /// The node.
     pub nid: Nid,
-    /// Slabs with an object in use.
+    /// Slabs with an object in use, and those on CPUs' lists.
     pub active_slabs: usize,
     /// All slabs.
     pub slabs: usize,
@@ -185,16 +185,17 @@ impl<H: Host> Caches<H> {
 
     /// Slabs and objects of one node of a cache.
     pub(crate) fn node_use(&self, cache: &Cache<H>, node: &crate::node::Node<H>) -> NodeUse {
+        let on_cpus = self.cpu_use(cache, node.nid);
         let locked = node.lock(cache, &self.frames);
         let lists = &locked.lists;
-        let active_slabs = lists.partial.len() + lists.full.len();
+        let active_slabs = lists.partial.len() + lists.full.len() + on_cpus.partial + on_cpus.full;
         let slabs = active_slabs + lists.free.len();
         let objects = slabs * cache.layout.num as usize;
         NodeUse {
             nid: node.nid,
             active_slabs,
             slabs,
-            active_objects: objects - lists.free_objects,
+            active_objects: objects - lists.free_objects - on_cpus.free_objects,
             objects,
         }
     }

@@ -1,11 +1,12 @@
 //! The slab record: what is known of one slab, kept in the metadata of its first page.
 //!
 //! Taking and giving objects here is pure arithmetic on the record and the index; who may do it
-//! is `MODEL.md` S5: the holder of the node's lock, or the one context that owns the slab.
+//! is `MODEL.md` S5: the holder of the lock of the slab's place, or the one context that owns the slab.
 
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_host::{Host, RcuHead};
-use flagstone_types::FreeError;
+use flagstone_types::{CpuId, FreeError};
 
 use crate::cache::Cache;
 use crate::layout::IndexPlace;
@@ -25,7 +26,7 @@ pub(crate) enum ListId {
     Free,
 }
 
-/// The 56 bytes of a slab in its head page's metadata.
+/// The 56 bytes of a slab in its head page's metadata, all of them used.
 #[repr(C)]
 pub(crate) struct Record<H: Host> {
     pub(crate) links: Links<H>,
@@ -41,6 +42,17 @@ pub(crate) struct Record<H: Host> {
     pub(crate) list: ListId,
     /// Whether a reaper saw the slab free and untouched since.
     pub(crate) idle: bool,
+    /// Whose lists the slab is on (S5): 0 for its node's, else those of the CPU with the number before.
+    pub(crate) place: AtomicU32,
+}
+
+/// Whose lists a slab is on, and so whose lock protects its record (S5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Its node's.
+    Node,
+    /// Those of a CPU's slot.
+    Cpu(CpuId),
 }
 
 /// While a slab lives, its neighbours on its list; when its pages wait for a grace period, the
@@ -70,6 +82,32 @@ impl<H: Host> Record<H> {
             prev: null_mut(),
         },
     };
+
+    /// Where a slab is; without the lock of that place, where it was a moment ago.
+    ///
+    /// # Safety
+    /// The record is one of a slab.
+    pub(crate) unsafe fn place(slab: NonNull<Self>) -> Place {
+        // SAFETY: atomic, and reached without a reference to the rest of the record.
+        let place = unsafe { (*(&raw const (*slab.as_ptr()).place)).load(Ordering::Acquire) };
+        match place.checked_sub(1) {
+            None => Place::Node,
+            Some(cpu) => Place::Cpu(CpuId(cpu)),
+        }
+    }
+
+    /// Says where a slab is from now on.
+    ///
+    /// # Safety
+    /// The caller holds the locks of both places, or the new one's while it owns the slab (S5).
+    pub(crate) unsafe fn set_place(slab: NonNull<Self>, place: Place) {
+        let place = match place {
+            Place::Node => 0,
+            Place::Cpu(CpuId(cpu)) => cpu + 1,
+        };
+        // SAFETY: as for `place`.
+        unsafe { (*(&raw const (*slab.as_ptr()).place)).store(place, Ordering::Release) };
+    }
 
     /// Object number `i` of the slab.
     ///

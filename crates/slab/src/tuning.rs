@@ -95,7 +95,7 @@ pub struct Policy {
 }
 
 /// Published improvements of the slow paths, each of which can be switched off
-/// to see what it is worth, and free-list randomisation.
+/// to see what it is worth, free-list randomisation, and the rival form of caches.
 #[derive(Debug)]
 pub struct Improvements(AtomicU32);
 
@@ -133,6 +133,8 @@ switches! {
     RELEASE_ONCE release_once set_release_once = 3;
     /// New slabs hand out their objects in random order.
     RANDOM_FREELIST random_freelist set_random_freelist = 4;
+    /// Caches that are made from now on have CPU slabs, with the published limits, unless they are told otherwise.
+    CPU_SLABS cpu_slabs set_cpu_slabs = 5;
 }
 
 impl Default for Improvements {

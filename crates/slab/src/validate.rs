@@ -5,7 +5,8 @@ use flagstone_host::Host;
 
 use crate::caches::Caches;
 use crate::node::LockedNode;
-use crate::record::ListId;
+use crate::record::{ListId, Place, Record};
+use crate::slot::LockedSlot;
 
 impl<H: Host> Caches<H> {
     /// Checks the invariants of every cache. For tests, when nobody else uses the caches.
@@ -15,6 +16,11 @@ impl<H: Host> Caches<H> {
     pub fn validate(&self) -> Result<(), &'static str> {
         let mut result = Ok(());
         self.each_cache(|cache| {
+            for cpu in cache.cpu_slabs.cpus() {
+                if let Some(slot) = cache.lock_slot(&self.frames, cpu) {
+                    result = result.and(slot.validate());
+                }
+            }
             for node in cache.each_node() {
                 let checked = node.lock(cache, &self.frames).validate();
                 result = result.and(checked);
@@ -83,7 +89,7 @@ impl<H: Host> LockedNode<'_, H> {
                     } else {
                         ListId::Partial
                     };
-                    if record.list != id || belongs != id {
+                    if record.list != id || belongs != id || Record::place(slab) != Place::Node {
                         wrong = Some("node: slab on the wrong list");
                     }
                     match self.cache.slab_of(self.frames, record.objects) {
@@ -108,6 +114,57 @@ impl<H: Host> LockedNode<'_, H> {
         }
         if let Err(e) = self.validate_cached(shared.objects()) {
             wrong = Some(e);
+        }
+        wrong.map_or(Ok(()), Err)
+    }
+}
+
+impl<H: Host> LockedSlot<'_, H> {
+    /// Checks S2, S3 and S5 for every slab of the slot.
+    fn validate(&self) -> Result<(), &'static str> {
+        let mut wrong = None;
+        let mut all_free = 0;
+        for node in self.cache.each_node() {
+            let set = self.lists.set(node.nid);
+            let mut free = 0;
+            for (list, id) in [(&set.partial, ListId::Partial), (&set.full, ListId::Full)] {
+                let mut count = 0;
+                // SAFETY: the slot's lock is held (S5).
+                unsafe {
+                    list.for_each(|slab| {
+                        count += 1;
+                        let record = slab.as_ref();
+                        free += (self.cache.layout.num - record.active) as usize;
+                        let is_full = record.active == self.cache.layout.num;
+                        if record.list != id || is_full != (id == ListId::Full) {
+                            wrong = Some("slot: slab on the wrong list");
+                        }
+                        if Record::place(slab) != Place::Cpu(self.cpu) {
+                            wrong = Some("slot: slab that is said to be elsewhere");
+                        }
+                        match self.cache.slab_of(self.frames, record.objects) {
+                            Ok((_, nid, found)) if found == slab && nid == node.nid => {}
+                            _ => wrong = Some("slot: slab is not found by its objects"),
+                        }
+                        if let Err(e) = record.validate(self.cache) {
+                            wrong = Some(e);
+                        }
+                    });
+                }
+                if count != list.len() {
+                    wrong = Some("slot: length of a list");
+                }
+            }
+            if free != set.free {
+                wrong = Some("slot: free objects are not the sum over the slabs of a node");
+            }
+            all_free += free;
+        }
+        if all_free != self.lists.free {
+            wrong = Some("slot: free objects are not the sum over the nodes");
+        }
+        if self.cache.cpu_slabs.limit() == 0 && all_free != 0 {
+            wrong = Some("slot: slabs although CPU slabs are switched off");
         }
         wrong.map_or(Ok(()), Err)
     }

@@ -4,6 +4,7 @@
 mod ledger;
 
 mod contents;
+mod cpu_slabs;
 mod lifetime;
 mod misuse;
 mod nodes;
