@@ -161,6 +161,8 @@ constants! {
     halves: bool = HALVES;
     /// [`Format::BREAK_BEFORE_MAKE`].
     break_before_make: bool = BREAK_BEFORE_MAKE;
+    /// [`Format::FAULT_DROPS`].
+    fault_drops: bool = FAULT_DROPS;
     /// [`Format::TABLE_YOUNG`].
     table_young: bool = TABLE_YOUNG;
     /// [`Format::SHADOW`].
@@ -202,6 +204,8 @@ functions! {
     fn advance(level: Level, raw: u64, pages: u64) -> u64;
     /// [`Format::first_part`].
     fn first_part(level: Level, raw: u64) -> Option<u64>;
+    /// [`Format::needs_invalidation`].
+    fn needs_invalidation(level: Level, old: u64, new: u64) -> bool;
     /// [`Format::shift`].
     fn shift(level: Level) -> u32;
     /// [`Format::entries`].

@@ -8,6 +8,7 @@
 mod absent;
 mod any;
 mod arm64;
+mod invalidation;
 mod leaf;
 mod pae;
 mod ppc64;
@@ -245,6 +246,14 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
         };
         let leaf = leaf.found_in_place();
         Self::can(below, &leaf).then(|| Self::leaf(below, &leaf))
+    }
+
+    /// Whether a leaf entry of one place that was `old` and is `new` obliges to an invalidation: the unit may hold the old one, and what it
+    /// would do with it is more than the new one allows, something else, or fault without end.
+    #[inline(always)]
+    #[must_use]
+    fn needs_invalidation(level: Level, old: u64, new: u64) -> bool {
+        invalidation::by_meaning::<Self>(level, old, new)
     }
 
     /// How far an entry of `level` reaches: `2^shift` bytes.

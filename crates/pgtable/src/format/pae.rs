@@ -78,6 +78,7 @@ impl Format for X86Pae {
     const PHYS_BITS: u32 = 52;
     const LEAF: [bool; 6] = [false, true, true, false, false, false];
     const HALVES: bool = true;
+    const FAULT_DROPS: bool = true;
     const TABLE_YOUNG: bool = true;
 
     #[inline(always)]

@@ -126,6 +126,7 @@ impl<const SHIFT: u32> Format for Ppc64<SHIFT> {
     const CANONICAL: Canonical = Canonical::ZeroExtended;
     const PHYS_BITS: u32 = 57;
     const LEAF: [bool; 6] = [false, true, true, true, false, false];
+    const FAULT_DROPS: bool = true;
 
     #[inline(always)]
     fn to_memory(raw: u64) -> u64 {

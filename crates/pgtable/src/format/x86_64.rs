@@ -26,6 +26,9 @@ const KEY: u32 = 59;
 /// Bits 52 to 56: software's, too, and not used.
 const UNUSED: u64 = 31 << 52;
 
+/// What may not change in a translation that somebody holds: bits 3 and 4 (memory type), 7, 8, the address, the key.
+const IDENTITY: u64 = 0x780f_ffff_ffff_f198;
+
 /// Bits 5 and 6 are left alone: some processors set them in an entry that has just lost its present bit.
 const ABSENT: AbsentLayout = AbsentLayout {
     kind: 9,
@@ -176,11 +179,14 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     fn with_access(level: Level, raw: u64, access: Access) -> u64 {
         let shadow = Self::is_shadow(raw) & !access.contains(Access::WRITE);
         let hidden = !access.intersects(Access::READ.union(Access::WRITE).union(Access::EXEC));
+        let settle = |raw| if shadow { raw } else { Self::settle_dirty(raw) };
+        if !hidden & (raw & PRESENT != 0) {
+            return settle(raw & !x86::ACCESS | x86::access_bits(access));
+        }
         let raw = x86::upright(level, raw) & !(x86::ACCESS | PRESENT | NO_ACCESS)
             | x86::access_bits(access)
             | if hidden { NO_ACCESS } else { PRESENT };
-        let raw = if shadow { raw } else { Self::settle_dirty(raw) };
-        x86::upright(level, raw)
+        x86::upright(level, settle(raw))
     }
 
     #[inline(always)]
@@ -192,5 +198,14 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     #[inline(always)]
     fn advance(level: Level, raw: u64, pages: u64) -> u64 {
         x86::advance(level, raw, pages << Self::shift(level))
+    }
+
+    /// By the bits: what only the accessed bit or software's bits tell apart needs none, nor does what allows more.
+    #[inline(always)]
+    fn needs_invalidation(_: Level, old: u64, new: u64) -> bool {
+        let allowing = PRESENT | WRITE | USER | DIRTY;
+        let less = old & !new & allowing | new & !old & NX | (old ^ new) & IDENTITY;
+        let shadow_lost = Self::is_shadow(old) & (new & WRITE != 0);
+        (old & PRESENT != 0) & ((less != 0) | shadow_lost)
     }
 }

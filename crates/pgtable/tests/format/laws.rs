@@ -4,7 +4,7 @@ use crate::for_every_format;
 use crate::sample::{
     absents, addresses, flag_combinations, leaf, leaf_levels, leaves, levels, shadow_stack,
 };
-use flagstone_pgtable::format::{Absent, Access, Arch, Entry, Format, Leaf, Level, Marks};
+use flagstone_pgtable::format::{Absent, Access, Arch, Entry, Format, Leaf, Level, Marks, Memory};
 
 #[test]
 fn a_leaf_that_can_be_said_is_read_back_and_no_other() {
@@ -414,4 +414,75 @@ fn a_hidden_leaf_of_a_format_in_halves_has_a_lower_half() {
             assert_ne!(arch.leaf(Level::PTE, &hidden) as u32, 0, "{at:?}");
         }
     }
+}
+
+/// Whether a unit that holds `was` where the table says `is` may go on: it is told apart by what the leaves say.
+fn may_go_on<F: Format>(was: &Leaf, is: &Leaf) -> bool {
+    let hidden = |leaf: &Leaf| leaf.marks().contains(Marks::NO_ACCESS);
+    if hidden(was) {
+        return true;
+    }
+    let same = was.at == is.at
+        && was.memory == is.memory
+        && was.key == is.key
+        && was.marks().contains(Marks::GLOBAL) == is.marks().contains(Marks::GLOBAL);
+    // What the unit allows without looking at the table again.
+    let abilities = |leaf: &Leaf| {
+        let shadow = leaf.marks().contains(Marks::SHADOW);
+        let unseen_store =
+            leaf.access().contains(Access::WRITE) && leaf.marks().contains(Marks::DIRTY);
+        (leaf.access(), shadow, unseen_store)
+    };
+    let (access, shadow, unseen) = abilities(was);
+    let (now, shadow_now, unseen_now) = abilities(is);
+    let allowed = now.contains(access) && shadow <= shadow_now && unseen <= unseen_now;
+    let caught_up = F::FAULT_DROPS || abilities(was) == abilities(is);
+    !hidden(is) && same && allowed && caught_up
+}
+
+#[test]
+fn an_invalidation_is_needed_for_what_says_less_or_something_else() {
+    fn check<F: Format>() {
+        for level in leaf_levels::<F>() {
+            let at = addresses::<F>(F::shift(level));
+            let other = [Memory::WriteBack, Memory::Device];
+            let mut leaves: Vec<_> = (0..16 * 256u16)
+                .map(|bits| {
+                    let access = Access::from_bits_truncate(bits as u8);
+                    let marks = Marks::from_bits_truncate(bits >> 4);
+                    leaf(at[2], access, marks, Memory::WriteBack, 0)
+                })
+                .filter(|leaf| F::can(level, leaf))
+                .step_by(3)
+                .collect();
+            let plain = leaf(
+                at[2],
+                Access::READ | Access::WRITE,
+                Marks::DIRTY,
+                other[0],
+                0,
+            );
+            leaves.extend([plain.moved(at[3]), plain.cached(other[1])]);
+            leaves.extend((F::SHADOW).then(|| plain.keyed(3)));
+            for was in &leaves {
+                for is in &leaves {
+                    let (old, new) = (F::leaf(level, was), F::leaf(level, is));
+                    assert_eq!(
+                        F::needs_invalidation(level, old, new),
+                        !may_go_on::<F>(was, is),
+                        "{} {was:?} {is:?}",
+                        F::NAME
+                    );
+                }
+            }
+            let present = F::leaf(level, &plain);
+            assert!(F::needs_invalidation(level, present, 0));
+            assert!(!F::needs_invalidation(level, 0, present));
+            if level > Level::PTE {
+                let table = F::table(level, at[0]);
+                assert!(F::needs_invalidation(level, present, table), "{}", F::NAME);
+            }
+        }
+    }
+    for_every_format!(check);
 }
