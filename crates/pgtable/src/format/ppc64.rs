@@ -42,8 +42,8 @@ const READ: u64 = 1 << 2;
 const WRITE: u64 = 1 << 1;
 const EXEC: u64 = 1;
 const AUTHORITY: u64 = 15;
-/// NLB: bits 8 to 59 of an entry that names a table.
-const TABLE: u64 = 0x0fff_ffff_ffff_ff00;
+/// NLB, bits 8 to 59 of an entry that names a table, as far as RPN reaches.
+const TABLE: u64 = 0x01ff_ffff_ffff_ff00;
 
 /// R and C stay out: the unit may write them back into an entry that has just been cleared.
 const ABSENT: AbsentLayout = AbsentLayout {
@@ -207,7 +207,9 @@ impl<const SHIFT: u32> Format for Ppc64<SHIFT> {
         } else if level == Level::PTE {
             None
         } else {
-            let at = PhysAddr(raw & TABLE);
+            // A table is aligned to its size, at 8 bytes an entry.
+            let size = Self::INDEX_BITS[level.index() - 1] + 3;
+            let at = PhysAddr(raw & TABLE & u64::MAX << size);
             (Self::table(level, at) == raw).then_some(Entry::Table { at, young: false })
         };
         entry.unwrap_or(Entry::Bad(raw))

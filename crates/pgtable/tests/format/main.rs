@@ -1,7 +1,8 @@
 //! Formats: every codec is lossless, none panics, and the bits are those of the manuals.
 //!
 //! `laws` walks the leaves, tables and absent entries that there are; `raw` throws words at the decoders; `frozen` holds entries that were put
-//! together by hand from the manuals; `published` compares with other crates' constants; `shadow` is about Write=0 with Dirty=1.
+//! together by hand from the manuals; `published` compares with other crates' constants; `unit` with the simulated unit's own decoding; `shadow`
+//! is about Write=0 with Dirty=1.
 
 mod frozen;
 mod laws;
@@ -9,6 +10,7 @@ mod published;
 mod raw;
 mod sample;
 mod shadow;
+mod unit;
 
 /// Calls a generic function for every format.
 #[macro_export]

@@ -82,7 +82,7 @@ fn exercise<F: Format>(level: Level, raw: u64) {
 }
 
 /// A word near those that mean something: an encoded entry with a few bits changed, or any word at all.
-fn word() -> impl Strategy<Value = (Arch, u64)> {
+pub(crate) fn word() -> impl Strategy<Value = (Arch, u64)> {
     let arch = prop::sample::select(Arch::ALL.to_vec());
     let flips = prop::collection::vec(0..64u32, 0..4);
     (arch, 0..4u8, 1..=5u8, any::<[u64; 3]>(), flips).prop_map(
