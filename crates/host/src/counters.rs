@@ -76,6 +76,28 @@ events! {
     BackingReleaseCalls => "backing_release_calls";
     /// Pages that the owner committed.
     BackingCommit => "backing_commit";
+    /// Invalidations that other CPUs were asked for.
+    NrTlbRemoteFlush => "nr_tlb_remote_flush";
+    /// Invalidations that this CPU did for another one; counted by the host.
+    NrTlbRemoteFlushReceived => "nr_tlb_remote_flush_received";
+    /// Invalidations of a whole address space on the CPU that changed it.
+    NrTlbLocalFlushAll => "nr_tlb_local_flush_all";
+    /// Single invalidations (one address each) on the CPU that changed it.
+    NrTlbLocalFlushOne => "nr_tlb_local_flush_one";
+    /// Invalidations of ranges that were asked for, on whatever CPUs.
+    TlbFlushRange => "tlb_flush_range";
+    /// Invalidations of whole address spaces that were asked for, on whatever CPUs.
+    TlbFlushAll => "tlb_flush_all";
+    /// Page tables linked into a tree.
+    PgtableLink => "pgtable_link";
+    /// Page tables taken out of a tree.
+    PgtableUnlink => "pgtable_unlink";
+    /// Huge leaves of the second level that were split.
+    ThpSplitPmd => "thp_split_pmd";
+    /// Huge leaves of the third level that were split.
+    ThpSplitPud => "thp_split_pud";
+    /// Tables that became a huge leaf.
+    ThpCollapse => "pgtable_collapse";
 }
 
 /// Counts events; cheap, per CPU where that is cheaper, never on a fast path.

@@ -1,0 +1,293 @@
+//! Changing what leaves say, at the same address and of the same size: access, marks, whatever a caller decides leaf by leaf.
+
+use crate::edit::Edit;
+use crate::error::Error;
+use crate::flush;
+use crate::format::{Absent, Access, Entry, Format, Leaf, Level, Marks};
+use crate::gather::{Gather, Owner};
+use crate::level::{Raw, TableLevel};
+use crate::mode::Mode;
+use crate::ops::Ops;
+use crate::span::{VirtRange, reach_of};
+use crate::stray::{CHUNK, take_in_two_steps};
+use crate::table::TableHost;
+use crate::words::Locked;
+use flagstone_types::VirtAddr;
+
+/// What becomes of an entry that is a leaf or absent. Asked again if the unit changes the entry meanwhile.
+trait Rule {
+    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L>;
+}
+
+struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
+    gather: &'g mut Gather<'t, 'f, H, F, M, O>,
+    rule: R,
+    quiet: bool,
+}
+
+impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, F, M, O, R> {
+    /// Changes one entry; says from what to what.
+    #[inline(always)]
+    fn change<L: TableLevel>(
+        &mut self,
+        locked: &Locked<'_, H, F, L, M>,
+        index: usize,
+        seen: Raw<F, L>,
+        offset: u64,
+    ) -> (Raw<F, L>, Raw<F, L>) {
+        let mut old = seen;
+        loop {
+            let new = self.rule.new(old, offset);
+            if new == old {
+                return (old, new);
+            }
+            if self.quiet || old.is_settled() {
+                locked.overwrite(index, new);
+                return (old, new);
+            }
+            match locked.update(index, old, new) {
+                Ok(()) => return (old, new),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// As `edit`, on a unit that sets the dirty bit of entries that have gone (I6).
+    #[cold]
+    fn edit_in_two_steps<L: TableLevel>(
+        &mut self,
+        ops: &Ops<'_, '_, H, F, M>,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        count: usize,
+        offset: u64,
+    ) -> usize {
+        let size = reach_of::<F>(L::LEVEL);
+        let (done, taken) = take_in_two_steps(ops, locked, first, count, offset);
+        for (n, &old) in taken.iter().enumerate().take(done) {
+            if old.is_none() {
+                continue;
+            }
+            let at = offset + n as u64 * size;
+            let new = self.rule.new(old, at);
+            if old.is_present() {
+                locked.set(first + n, new);
+            } else if new != old {
+                locked.overwrite(first + n, new);
+            }
+            if flush::is_needed(old, new) {
+                self.gather.note(at, at + size, L::LEVEL);
+            }
+        }
+        done
+    }
+}
+
+impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
+    for Change<'_, '_, '_, H, F, M, O, R>
+{
+    #[inline(always)]
+    fn room(&mut self, wanted: usize) -> usize {
+        wanted
+    }
+
+    #[inline(always)]
+    fn edit<L: TableLevel>(
+        &mut self,
+        ops: &Ops<'_, '_, H, F, M>,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        count: usize,
+        offset: u64,
+    ) -> usize {
+        if ops.table.caps.stray_dirty {
+            return self.edit_in_two_steps(ops, locked, first, count.min(CHUNK), offset);
+        }
+        let size = reach_of::<F>(L::LEVEL);
+        let (mut at, mut from, mut to) = (offset, u64::MAX, 0);
+        // The last change and whether it needed an invalidation: neighbours mostly change in the same way.
+        let mut same = ((0, 0, false), false);
+        let mut done = count;
+        for n in 0..count {
+            let seen = locked.load(first + n);
+            if seen.is_table() {
+                done = n;
+                break;
+            }
+            if !seen.is_none() {
+                let (old, new) = self.change(locked, first + n, seen, at);
+                if old != new {
+                    let (was, is) = (old.bits(), new.bits());
+                    let way = (was ^ is, was & !is, old.is_present());
+                    if same.0 != way {
+                        same = (way, flush::is_needed(old, new));
+                    }
+                    if same.1 {
+                        from = from.min(at);
+                        to = at + size;
+                    }
+                }
+            }
+            at += size;
+        }
+        if from < to {
+            self.gather.note(from, to, L::LEVEL);
+        }
+        done
+    }
+}
+
+struct Protect(Access);
+
+impl Rule for Protect {
+    #[inline(always)]
+    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
+        if old.is_present() {
+            return Raw::from_bits(F::with_access(L::LEVEL, old.bits(), self.0));
+        }
+        protect_absent(old, self.0)
+    }
+}
+
+struct WriteProtect;
+
+impl Rule for WriteProtect {
+    #[inline(always)]
+    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
+        if old.is_present() {
+            return Raw::from_bits(F::write_protect(L::LEVEL, old.bits()));
+        }
+        match old.decode() {
+            Entry::Leaf(_) => Raw::from_bits(F::write_protect(L::LEVEL, old.bits())),
+            _ => protect_absent(old, Access::READ),
+        }
+    }
+}
+
+/// An entry that is not present, with other access.
+#[cold]
+fn protect_absent<F: Format, L: TableLevel>(old: Raw<F, L>, access: Access) -> Raw<F, L> {
+    let write = access.contains(Access::WRITE);
+    let absent = match old.decode() {
+        Entry::Leaf(_) => return Raw::from_bits(F::with_access(L::LEVEL, old.bits(), access)),
+        Entry::Absent(Absent::Migration {
+            frame,
+            write: true,
+            marks,
+        }) if !write => Absent::Migration {
+            frame,
+            write,
+            marks,
+        },
+        Entry::Absent(Absent::Device { frame, write: true }) if !write => {
+            Absent::Device { frame, write }
+        }
+        _ => return old,
+    };
+    Raw::absent(&absent).unwrap_or(old)
+}
+
+struct Each<C> {
+    new: C,
+}
+
+/// A [`Rule`] that a caller's function decides, leaf by leaf.
+impl<C: FnMut(u64, Level, Leaf) -> Leaf> Rule for Each<C> {
+    #[inline(always)]
+    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L> {
+        let Entry::Leaf(leaf) = old.decode() else {
+            return old;
+        };
+        // The caller sees a leaf that grants nothing: it could keep it and map it elsewhere. What it leaves a shadow stack's stays one here.
+        let mut new = (self.new)(offset, L::LEVEL, leaf);
+        if leaf.marks().contains(Marks::SHADOW) {
+            new = new.found_in_place();
+        }
+        // What a leaf maps is not changed here.
+        if new.at != leaf.at || new.memory != leaf.memory {
+            debug_assert!(false, "{leaf:?} was to become {new:?}");
+            return old;
+        }
+        Raw::leaf(&new).unwrap_or(old)
+    }
+}
+
+impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
+    #[inline(always)]
+    fn change<O: Owner>(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+        rule: impl Rule,
+    ) -> Result<(), Error> {
+        let span = self.table.addresses.span(range, Level::PTE)?;
+        self.check_edges(span)?;
+        let quiet = self.is_quiet();
+        let mut change = Change {
+            gather,
+            rule,
+            quiet,
+        };
+        self.edit(span, &mut change)
+    }
+
+    /// Gives every leaf of a range this access. Without [`Access::READ`] leaves lose all access and stay leaves. Absent entries of moving and device pages lose the right to write with it. A
+    /// shadow stack stays one unless [`Access::WRITE`] is given.
+    ///
+    /// # Errors
+    /// As [`Ops::unmap`].
+    #[inline]
+    pub fn protect<O: Owner>(
+        &self,
+        range: VirtRange,
+        access: Access,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+    ) -> Result<(), Error> {
+        self.change(range, gather, Protect(access))
+    }
+
+    /// Takes the right to write from every leaf of a range, shadow stacks included; dirty leaves stay dirty.
+    ///
+    /// # Errors
+    /// As [`Ops::unmap`].
+    #[inline]
+    pub fn write_protect<O: Owner>(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+    ) -> Result<(), Error> {
+        self.change(range, gather, WriteProtect)
+    }
+
+    /// Sets and clears marks of every leaf of a range. `SHADOW` can not be set.
+    ///
+    /// # Errors
+    /// As [`Ops::unmap`].
+    #[inline]
+    pub fn set_marks<O: Owner>(
+        &self,
+        range: VirtRange,
+        set: Marks,
+        clear: Marks,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+    ) -> Result<(), Error> {
+        let new = |_, _, leaf: Leaf| leaf.unmark(clear).mark(set);
+        self.change(range, gather, Each { new })
+    }
+
+    /// Lets `new` decide, leaf by leaf, what access, marks and key it has; address and memory type stay. `new` may be asked several times for a leaf whose
+    /// accessed or dirty bit the unit sets meanwhile; the table is locked while it is asked. An answer that the format can not say changes nothing.
+    ///
+    /// # Errors
+    /// As [`Ops::unmap`].
+    pub fn change_each<O: Owner>(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+        mut new: impl FnMut(VirtAddr, Level, Leaf) -> Leaf,
+    ) -> Result<(), Error> {
+        let addresses = self.table.addresses;
+        let new = |offset, level, leaf| new(addresses.address(offset), level, leaf);
+        self.change(range, gather, Each { new })
+    }
+}

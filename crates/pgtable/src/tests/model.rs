@@ -1,0 +1,227 @@
+//! A page table against a map of pages.
+
+use super::*;
+use crate::format::{Entry, Level};
+use crate::level::{Pmd, Pte};
+use crate::span::reach_of;
+use flagstone_types::VirtAddr;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// The operations; pages are counted from the beginning of a window of a few tables.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Map {
+        at: usize,
+        pages: usize,
+        to: u64,
+        write: bool,
+    },
+    MapHuge {
+        at: usize,
+        to: u64,
+        write: bool,
+    },
+    Unmap {
+        at: usize,
+        pages: usize,
+        tables: bool,
+    },
+    Protect {
+        at: usize,
+        pages: usize,
+        write: bool,
+    },
+    Dirty {
+        at: usize,
+        pages: usize,
+        set: bool,
+    },
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let run = (0usize..1600, 1usize..600);
+    prop_oneof![
+        3 => (run.clone(), 0u64..1 << 20, any::<bool>())
+            .prop_map(|((at, pages), to, write)| Op::Map { at, pages, to, write }),
+        2 => (0usize..4, 0u64..64, any::<bool>()).prop_map(|(at, to, write)| Op::MapHuge { at, to, write }),
+        3 => (run.clone(), any::<bool>()).prop_map(|((at, pages), tables)| Op::Unmap { at, pages, tables }),
+        2 => (run.clone(), any::<bool>()).prop_map(|((at, pages), write)| Op::Protect { at, pages, write }),
+        1 => (run, any::<bool>()).prop_map(|((at, pages), set)| Op::Dirty { at, pages, set }),
+    ]
+}
+
+/// A page: where it is, whether it may be written, whether it is dirty, and the first page of its huge leaf.
+type Page = (u64, bool, bool, Option<usize>);
+
+fn run<F: Format, const SHIFT: u32>(base: usize, list: &[Op], shared: bool) {
+    with_table::<F, SHIFT>(ALL, |table, _| {
+        let page = reach_of::<F>(Level::PTE) as usize;
+        let huge = reach_of::<F>(Level::PMD) as usize / page;
+        let has_huge = table.has_leaf(Level::PMD);
+        let mut model: BTreeMap<usize, Page> = BTreeMap::new();
+        for op in list {
+            if shared {
+                step(&table.shared(), &mut model, op, base, page, huge, has_huge);
+            } else {
+                step(
+                    &table.exclusive(),
+                    &mut model,
+                    op,
+                    base,
+                    page,
+                    huge,
+                    has_huge,
+                );
+            }
+            let mut seen = BTreeMap::new();
+            let window = VirtRange::new(base, 4096 * page);
+            table
+                .shared()
+                .walk(window, |found| {
+                    let first = (found.at.0 - base) / page;
+                    let leaf = found.leaf().unwrap();
+                    let (pages, head) = match found.level {
+                        Level::PTE => (1, None),
+                        _ => (huge, Some(first)),
+                    };
+                    for n in 0..pages {
+                        let write = leaf.access().contains(Access::WRITE);
+                        let dirty = leaf.marks().contains(Marks::DIRTY);
+                        let at = leaf.at.0 / page as u64 + n as u64;
+                        seen.insert(first + n, (at, write, dirty, head));
+                    }
+                })
+                .unwrap();
+            assert_eq!(seen, model, "after {op:?}");
+        }
+        let ops = table.shared();
+        for (&at, page_is) in &model {
+            let found = ops.lookup(VirtAddr(base + at * page + 5)).unwrap();
+            assert_eq!(
+                found.physical(VirtAddr(base + at * page)).unwrap().0 / page as u64,
+                page_is.0
+            );
+        }
+        unmap(&ops, VirtRange::new(base, 4096 * page));
+    });
+}
+
+fn step<F: Format, const SHIFT: u32, M: crate::Mode>(
+    ops: &Ops<'_, '_, TestHost<'_, SHIFT>, F, M>,
+    model: &mut BTreeMap<usize, Page>,
+    op: &Op,
+    base: usize,
+    page: usize,
+    huge: usize,
+    has_huge: bool,
+) {
+    let cuts = |model: &BTreeMap<usize, Page>, at: usize, pages: usize| {
+        [at, at + pages].iter().any(|edge| {
+            model
+                .get(edge)
+                .and_then(|p| p.3)
+                .is_some_and(|head| head != *edge)
+        })
+    };
+    let range = |at: usize, pages: usize| VirtRange::new(base + at * page, pages * page);
+    let access = |write| if write { RW } else { RO };
+    match *op {
+        Op::Map {
+            at,
+            pages,
+            to,
+            write,
+        } => {
+            let free = model.range(at..at + pages).next().is_none();
+            let leaf = leaf(to * page as u64, access(write));
+            let result = ops.map::<Pte>(VirtAddr(base + at * page), &leaf, pages);
+            assert_eq!(result.is_ok(), free, "{result:?}");
+            if free {
+                for n in 0..pages {
+                    model.insert(at + n, (to + n as u64, write, false, None));
+                }
+            }
+        }
+        Op::MapHuge { at, to, write } => {
+            let at = at * huge;
+            let leaf = leaf(to * (huge * page) as u64, access(write));
+            let result = ops.map::<Pmd>(VirtAddr(base + at * page), &leaf, 1);
+            if result.is_ok() {
+                assert!(has_huge && model.range(at..at + huge).next().is_none());
+                for n in 0..huge {
+                    model.insert(
+                        at + n,
+                        (to * huge as u64 + n as u64, write, false, Some(at)),
+                    );
+                }
+            }
+        }
+        Op::Unmap { at, pages, tables } => {
+            let mut books = Books::default();
+            let mut gather = ops.gather(&mut books);
+            let result = ops.unmap(range(at, pages), &mut gather);
+            if tables {
+                ops.free_tables(range(at, pages), &mut gather).unwrap();
+            }
+            gather.finish();
+            assert_eq!(result.is_err(), cuts(model, at, pages));
+            if result.is_ok() {
+                let mut gone = BTreeMap::new();
+                for taken in books.0 {
+                    let Entry::Leaf(_) = taken.entry else {
+                        panic!("{taken:?}")
+                    };
+                    for n in 0..taken.pages {
+                        let leaf = taken.leaf::<F>(n).unwrap();
+                        let size = reach_of::<F>(taken.level) as usize / page;
+                        for m in 0..size {
+                            let at = (taken.at.0 - base) / page + n * size + m;
+                            gone.insert(at, leaf.at.0 / page as u64 + m as u64);
+                        }
+                    }
+                }
+                let expected: BTreeMap<_, _> = model
+                    .range(at..at + pages)
+                    .map(|(&at, p)| (at, p.0))
+                    .collect();
+                assert_eq!(gone, expected);
+                model.retain(|n, _| !(at..at + pages).contains(n));
+            }
+        }
+        Op::Protect { at, pages, write } => {
+            let mut gather = ops.gather(NoOwner {});
+            let result = ops.protect(range(at, pages), access(write), &mut gather);
+            gather.finish();
+            assert_eq!(result.is_err(), cuts(model, at, pages));
+            if result.is_ok() {
+                model
+                    .range_mut(at..at + pages)
+                    .for_each(|(_, p)| p.1 = write);
+            }
+        }
+        Op::Dirty { at, pages, set } => {
+            let mut gather = ops.gather(NoOwner {});
+            let (on, off) = if set {
+                (Marks::DIRTY, Marks::empty())
+            } else {
+                (Marks::empty(), Marks::DIRTY)
+            };
+            let result = ops.set_marks(range(at, pages), on, off, &mut gather);
+            gather.finish();
+            assert_eq!(result.is_err(), cuts(model, at, pages));
+            if result.is_ok() {
+                model.range_mut(at..at + pages).for_each(|(_, p)| p.2 = set);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn x86_64_does_what_a_map_does(list in proptest::collection::vec(ops(), 1..24), shared in any::<bool>()) {
+        run::<crate::format::X86_64, 12>(0x7f00_0000_0000, &list, shared);
+    }
+}

@@ -1,0 +1,200 @@
+//! Taking leaves and absent entries out.
+
+use crate::edit::Edit;
+use crate::error::Error;
+use crate::format::{Entry, Format, Level, Marks};
+use crate::gather::{Gather, Owner};
+use crate::level::{Raw, TableLevel};
+use crate::mode::Mode;
+use crate::ops::Ops;
+use crate::span::{Span, VirtRange, reach_of};
+use crate::stray::{CHUNK, take_in_two_steps};
+use crate::table::TableHost;
+use crate::words::Locked;
+
+struct Unmap<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
+    gather: &'g mut Gather<'t, 'f, H, F, M, O>,
+    quiet: bool,
+    /// Runs that the gather has room for.
+    room: usize,
+}
+
+/// Leaves that were taken out one after the other and map contiguous memory.
+struct Contiguous<F, L> {
+    first: Raw<F, L>,
+    offset: u64,
+    pages: usize,
+    /// What the next one would be.
+    next: Raw<F, L>,
+}
+
+impl<F: Format, L: TableLevel> Contiguous<F, L> {
+    const NONE: Self = Self {
+        first: Raw::NONE,
+        offset: 0,
+        pages: 0,
+        next: Raw::NONE,
+    };
+
+    /// Whether the entry at `offset` goes on with it.
+    #[inline(always)]
+    fn goes_on(&self, raw: Raw<F, L>, offset: u64) -> bool {
+        raw == self.next && offset == self.offset + self.pages as u64 * reach_of::<F>(L::LEVEL)
+    }
+}
+
+impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
+    /// Hands a run to the gather, unless nobody owns it.
+    #[inline(always)]
+    fn own<L: TableLevel>(&mut self, run: &Contiguous<F, L>) {
+        if run.pages == 0 {
+            return;
+        }
+        let special = matches!(run.first.decode(), Entry::Leaf(leaf) if leaf.marks().contains(Marks::SPECIAL));
+        if !special {
+            let Contiguous {
+                first,
+                offset,
+                pages,
+                ..
+            } = *run;
+            self.gather.own(first.bits(), offset, pages, L::LEVEL);
+        }
+    }
+
+    /// Adds an entry that was taken out.
+    #[inline(always)]
+    fn add<L: TableLevel>(&mut self, run: &mut Contiguous<F, L>, raw: Raw<F, L>, offset: u64) {
+        if run.goes_on(raw, offset) {
+            run.pages += 1;
+            run.next = raw.next();
+            return;
+        }
+        self.own(run);
+        self.room = self.room.saturating_sub(1);
+        let next = if raw.is_present() {
+            raw.next()
+        } else {
+            Raw::NONE
+        };
+        *run = Contiguous {
+            first: raw,
+            offset,
+            pages: 1,
+            next,
+        };
+    }
+}
+
+impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_, '_, H, F, M, O> {
+    #[inline(always)]
+    fn room(&mut self, wanted: usize) -> usize {
+        self.room = self.gather.reserve(1);
+        wanted
+    }
+
+    #[inline(always)]
+    fn edit<L: TableLevel>(
+        &mut self,
+        ops: &Ops<'_, '_, H, F, M>,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        count: usize,
+        offset: u64,
+    ) -> usize {
+        if ops.table.caps.stray_dirty {
+            let count = count.min(CHUNK).min(self.room);
+            return self.edit_in_two_steps(ops, locked, first, count, offset);
+        }
+        let size = reach_of::<F>(L::LEVEL);
+        let mut run = Contiguous::NONE;
+        let (mut at, mut from, mut to) = (offset, u64::MAX, 0);
+        let mut done = count;
+        for n in 0..count {
+            let seen = locked.load(first + n);
+            if seen.is_table() {
+                done = n;
+                break;
+            }
+            if !seen.is_none() {
+                // It may begin a run of its own, whatever it looks like before it is taken.
+                if self.room == 0 {
+                    done = n;
+                    break;
+                }
+                let old = locked.take(first + n, seen, self.quiet);
+                if old.is_present() {
+                    from = from.min(at);
+                    to = at + size;
+                }
+                self.add(&mut run, old, at);
+            }
+            at += size;
+        }
+        if from < to {
+            self.gather.note(from, to, L::LEVEL);
+        }
+        self.own(&run);
+        done
+    }
+}
+
+impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
+    /// As `edit`, on a unit that sets the dirty bit of entries that have gone (I6).
+    #[cold]
+    fn edit_in_two_steps<L: TableLevel>(
+        &mut self,
+        ops: &Ops<'_, '_, H, F, M>,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        count: usize,
+        offset: u64,
+    ) -> usize {
+        let size = reach_of::<F>(L::LEVEL);
+        let (done, taken) = take_in_two_steps(ops, locked, first, count, offset);
+        let mut run = Contiguous::NONE;
+        for (n, &raw) in taken.iter().enumerate().take(done) {
+            if !raw.is_none() {
+                if !raw.is_present() {
+                    locked.overwrite(first + n, Raw::NONE);
+                }
+                self.add(&mut run, raw, offset + n as u64 * size);
+            }
+        }
+        self.own(&run);
+        done
+    }
+}
+
+impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
+    /// Takes every leaf and absent entry of a range out. `gather` owns them and invalidates when it is finished. Tables stay: see [`Ops::free_tables`].
+    ///
+    /// # Errors
+    /// A range that is unaligned or not translated here; [`Error::CutsHuge`]: one of its ends lies within a huge leaf; nothing has changed. Only where
+    /// other contexts change the same range it may stop with an error when part of it is unmapped.
+    #[inline]
+    pub fn unmap<O: Owner>(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+    ) -> Result<(), Error> {
+        let span = self.table.addresses.span(range, Level::PTE)?;
+        self.check_edges(span)?;
+        self.unmap_span(span, gather)
+    }
+
+    #[inline]
+    pub(crate) fn unmap_span<O: Owner>(
+        &self,
+        span: Span,
+        gather: &mut Gather<'t, 'f, H, F, M, O>,
+    ) -> Result<(), Error> {
+        let quiet = self.is_quiet();
+        let mut unmap = Unmap {
+            gather,
+            quiet,
+            room: 0,
+        };
+        self.edit(span, &mut unmap)
+    }
+}
