@@ -89,7 +89,7 @@ impl<H: Host> Record<H> {
     /// The record is one of a slab.
     pub(crate) unsafe fn place(slab: NonNull<Self>) -> Place {
         // SAFETY: atomic, and reached without a reference to the rest of the record.
-        let place = unsafe { (*(&raw const (*slab.as_ptr()).place)).load(Ordering::Acquire) };
+        let place = unsafe { (*slab.as_ptr()).place.load(Ordering::Acquire) };
         match place.checked_sub(1) {
             None => Place::Node,
             Some(cpu) => Place::Cpu(CpuId(cpu)),
@@ -106,7 +106,7 @@ impl<H: Host> Record<H> {
             Place::Cpu(CpuId(cpu)) => cpu + 1,
         };
         // SAFETY: as for `place`.
-        unsafe { (*(&raw const (*slab.as_ptr()).place)).store(place, Ordering::Release) };
+        unsafe { (*slab.as_ptr()).place.store(place, Ordering::Release) };
     }
 
     /// Object number `i` of the slab.

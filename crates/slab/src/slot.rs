@@ -354,10 +354,7 @@ impl<H: Host> LockedSlot<'_, H> {
     /// Moves slabs with free objects here from the lists of their node, whose lock is held, until so many objects are free here; at least one, if there is one.
     pub(crate) fn fetch(&mut self, node: &mut LockedNode<'_, H>, want: usize) {
         let nid = node.node.nid;
-        loop {
-            let Some(slab) = node.first_stocked() else {
-                break;
-            };
+        while let Some(slab) = node.first_stocked() {
             // SAFETY: the slab is on a list of the node; both locks are held (S5). Slots are in use: this is the current CPU's (S14).
             unsafe {
                 node.detach(slab);

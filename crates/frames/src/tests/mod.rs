@@ -6,6 +6,7 @@ mod model;
 mod release;
 mod report;
 mod runs;
+mod shortage;
 
 use crate::Frames;
 use flagstone_seeded::{Builder, Machine};

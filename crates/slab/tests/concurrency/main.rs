@@ -1,21 +1,25 @@
 //! Many tasks on few CPUs, torn apart at every host call: nothing is lost, nothing is handed out twice, contents stay.
 //!
+//! Here is everything at once; `drains` has arrays that are drained and switched off beside their use, `ends` the ends of caches and forks.
+//!
 //! `FLAGSTONE_SEEDS` says how many seeds, `FLAGSTONE_SEED` replays one.
 
+#[path = "../ledger/mod.rs"]
 mod ledger;
+
+mod drains;
+mod ends;
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use flagstone_host::{Cpus, Grace};
 use flagstone_seeded::{
-    ArrayForm, Builder, Call, Fault, Machine, Mutation, Policy, Rng, Task, TaskCtx, for_each_seed,
-    task,
+    ArrayForm, Builder, Call, Fault, Machine, Rng, Task, TaskCtx, for_each_seed, task,
 };
 use flagstone_slab::{Cache, CacheHandle, CacheParams, Caches, Placement};
 use flagstone_types::{AllocError, CpuId, Gfp, Nid};
 use ledger::{Flavour, Host, Ledger, Owned};
 use std::cell::RefCell;
-use std::panic::AssertUnwindSafe;
 
 const MAGIC: u64 = 0x5eed_0b1e_c7ed_c0de;
 
@@ -83,7 +87,7 @@ impl<'c, 'm, const SHIFT: u32, const ORDER: u32> Stage<'c, 'm, SHIFT, ORDER> {
     fn work(&self, ctx: &TaskCtx<'_>, rng: &Rng) {
         let caches = self.caches;
         let (at, cache, shape) = self.pick(rng);
-        match rng.below(40) {
+        match rng.below(42) {
             0..=11 => match caches.alloc(cache, Gfp::KERNEL) {
                 Ok(object) => {
                     let owned = self.came(shape, object);
@@ -151,6 +155,13 @@ impl<'c, 'm, const SHIFT: u32, const ORDER: u32> Stage<'c, 'm, SHIFT, ORDER> {
             36 => self.look(ctx, rng),
             37 => self.private(rng),
             38 => {
+                caches.set_cpu_slabs(cache, rng.pick(&[0, 1, 8, 60]));
+            }
+            39 => {
+                let cpu = rng.below(self.machine.possible_cpus() as usize);
+                caches.drain_cpu(CpuId(cpu as u32));
+            }
+            40 => {
                 let switches = caches.improvements();
                 let on = rng.chance(128);
                 match rng.below(4) {
@@ -245,6 +256,8 @@ struct Plan {
     tasks: usize,
     rounds: usize,
     random: bool,
+    /// Limit of CPU slabs, or none.
+    cpu_slabs: Option<u32>,
 }
 
 fn plan(rng: &Rng) -> Plan {
@@ -263,11 +276,13 @@ fn plan(rng: &Rng) -> Plan {
         },
         rounds: 50,
         random: rng.chance(40),
+        cpu_slabs: rng.pick(&[None, Some(1), Some(8), Some(60)]),
     }
 }
 
 fn caches_of<'c, 'm, const SHIFT: u32, const ORDER: u32>(
     caches: &'c Caches<Host<'m, SHIFT, ORDER>>,
+    cpu_slabs: Option<u32>,
 ) -> Option<Vec<(CacheHandle<'c, Host<'m, SHIFT, ORDER>>, Shape)>> {
     let mut all = Vec::new();
     for (name, size, align, constructed, typesafe) in [
@@ -279,6 +294,7 @@ fn caches_of<'c, 'm, const SHIFT: u32, const ORDER: u32>(
         let mut params = CacheParams::new(name, size, align);
         params.flags.no_merge = true;
         params.flags.typesafe_by_rcu = typesafe;
+        params.cpu_slabs = cpu_slabs;
         params.ctor = constructed.then_some(construct as _);
         let shape = Shape {
             size,
@@ -304,8 +320,11 @@ fn run<const SHIFT: u32, const ORDER: u32>(
         .build();
     let caches = ledger::boot(&machine, plan.flavour.policy());
     caches.improvements().set_random_freelist(plan.random);
+    caches
+        .improvements()
+        .set_cpu_slabs(plan.cpu_slabs.is_some());
     let before = ledger::used_pages(caches);
-    let Some(shared) = caches_of(caches) else {
+    let Some(shared) = caches_of(caches, plan.cpu_slabs) else {
         return Ok(()); // too little memory to begin with
     };
     let stage = Stage {
@@ -367,239 +386,5 @@ fn nothing_is_lost_or_doubled_under_any_schedule() {
         if let Err(problem) = result {
             panic!("{problem}");
         }
-    });
-}
-
-/// Allocates, frees and shrinks on arrays that are broken on purpose, or not. `Err` says what went wrong.
-fn drained_all_the_time(seed: u64, mutation: Option<Mutation>) -> Result<(), String> {
-    let rng = Rng::new(!seed);
-    let mut builder = Machine::builder().seed(seed).cpus(3);
-    if rng.chance(160) {
-        // Long stalls of single tasks are what a wrong order of reads needs.
-        let interval = rng.pick(&[4, 8, 15]);
-        builder = builder
-            .policy(Policy::Priorities { interval })
-            .preemption(8);
-    }
-    if let Some(mutation) = mutation {
-        builder = builder.mutation(mutation);
-    }
-    let machine = builder.build();
-    let caches = ledger::boot(&machine, Flavour::Tiny.policy());
-    let handle = caches.create(&CacheParams::new("drained", 64, 64)).unwrap();
-    let ledger = Ledger::default();
-    let mut tasks: Vec<Task<'_>> = (0..3)
-        .map(|_| {
-            let (handle, ledger, rng) = (&handle, &ledger, Rng::new(rng.bits()));
-            task(move |_| {
-                let mut mine = Vec::new();
-                for _ in 0..100 {
-                    if mine.len() < 6 && rng.chance(140) {
-                        let object = caches.alloc(handle, Gfp::KERNEL).unwrap();
-                        mine.push(ledger.take_filled(object, 64, 64));
-                    } else if let Some(owned) = mine.pop() {
-                        // SAFETY: the task owns it.
-                        unsafe { caches.free(handle, ledger.give_checked(owned)) };
-                    }
-                }
-                for owned in mine {
-                    // SAFETY: the task owns it.
-                    unsafe { caches.free(handle, ledger.give_checked(owned)) };
-                }
-            })
-        })
-        .collect();
-    let drained = &handle;
-    tasks.push(task(move |_| {
-        for _ in 0..60 {
-            caches.drain_arrays(drained);
-        }
-    }));
-    machine.try_run(tasks).map_err(|f| f.to_string())?;
-    caches.validate()?;
-    caches.shrink(&handle);
-    match caches.objects_out(&handle) {
-        0 => Ok(()),
-        lost => Err(format!("{lost} objects are lost")),
-    }
-}
-
-#[test]
-fn what_is_drained_all_the_time_loses_nothing() {
-    for_each_seed(150, |seed| {
-        if let Err(problem) = drained_all_the_time(seed, None) {
-            panic!("{problem}");
-        }
-    });
-}
-
-/// Whether broken arrays are found through the caches, and after how many seeds.
-fn is_found(mutation: Mutation) {
-    let seeds = Rng::new(7);
-    let found = (1..=4000).find(|_| {
-        let seed = seeds.bits();
-        let run = AssertUnwindSafe(|| drained_all_the_time(seed, Some(mutation)));
-        !matches!(std::panic::catch_unwind(run), Ok(Ok(())))
-    });
-    ledger::bad_frees();
-    let after = found.unwrap_or_else(|| panic!("{mutation:?} was not found"));
-    eprintln!("{mutation:?} was found after {after} seeds");
-}
-
-#[test]
-fn broken_sections_are_found_through_the_caches() {
-    is_found(Mutation::StopReadAfterCount);
-    is_found(Mutation::NoRestart);
-    is_found(Mutation::NoRestartAtStop);
-}
-
-/// While arrays are off, every object is seen by the slow paths: none waits in an array, however late a CPU read the old limit.
-#[test]
-fn arrays_that_are_off_stay_empty() {
-    for_each_seed(150, |seed| {
-        let rng = Rng::new(!seed);
-        let form = rng.pick(&ArrayForm::ALL[..4]);
-        let cpus = rng.pick(&[1, 2, 4]);
-        let machine = Machine::builder()
-            .seed(seed)
-            .cpus(cpus)
-            .nodes(1 + rng.below(cpus))
-            .form(form)
-            .build();
-        let flavour = rng.pick(&[Flavour::Tiny, Flavour::Process, Flavour::Linux]);
-        let caches = ledger::boot(&machine, flavour.policy());
-        let handle = caches
-            .create(&CacheParams::new("switched", 64, 64))
-            .unwrap();
-        let done = std::cell::Cell::new(false);
-        let mut tasks: Vec<Task<'_>> = (0..cpus + 2)
-            .map(|_| {
-                let (rng, handle, done) = (Rng::new(rng.bits()), &handle, &done);
-                task(move |_| {
-                    let mut mine = Vec::new();
-                    while !done.get() {
-                        if mine.len() < 12 && rng.chance(140) {
-                            mine.extend(caches.alloc(handle, Gfp::KERNEL));
-                        } else if let Some(object) = mine.pop() {
-                            // SAFETY: the task owns it.
-                            unsafe { caches.free(handle, object) };
-                        }
-                    }
-                    for object in mine {
-                        // SAFETY: the task owns it.
-                        unsafe { caches.free(handle, object) };
-                    }
-                })
-            })
-            .collect();
-        let (handle, done) = (&handle, &done);
-        tasks.push(task(move |ctx| {
-            for _ in 0..4 {
-                assert!(caches.set_arrays(handle, false));
-                for _ in 0..4 {
-                    let info = caches.info(handle);
-                    assert_eq!(info.cached_objects, 0, "{info} {form:?} {flavour:?}");
-                    ctx.yield_now();
-                }
-                assert!(caches.set_arrays(handle, true));
-                for _ in 0..rng.below(30) {
-                    ctx.yield_now();
-                }
-            }
-            done.set(true);
-        }));
-        machine.run(tasks);
-        ledger::validate(caches);
-        caches.shrink(handle);
-        assert_eq!(caches.objects_out(handle), 0);
-    });
-}
-
-/// Makers and destroyers of caches of one shape meet: a handle that is handed out is never one of a cache that ends.
-#[test]
-fn merging_and_destroying_meet() {
-    for_each_seed(200, |seed| {
-        let rng = Rng::new(!seed);
-        let machine = Machine::builder().seed(seed).cpus(3).build();
-        let caches = ledger::boot(&machine, Flavour::Tiny.policy());
-        let tasks = (0..5)
-            .map(|_| {
-                let rng = Rng::new(rng.bits());
-                task(move |_| {
-                    for _ in 0..8 {
-                        let params = CacheParams::new("one-shape", 72, 8);
-                        let handle = caches.create(&params).unwrap();
-                        assert_eq!(handle.name(), "one-shape");
-                        let mine: Vec<_> = (0..rng.below(5))
-                            .map(|_| caches.alloc(&handle, Gfp::KERNEL).unwrap())
-                            .collect();
-                        for object in mine {
-                            // SAFETY: the task owns it.
-                            unsafe { caches.free(&handle, object) };
-                        }
-                        if rng.chance(60) {
-                            caches.reap(true);
-                        }
-                        caches.destroy(handle).unwrap();
-                    }
-                })
-            })
-            .collect();
-        machine.run(tasks);
-        let mut names = Vec::new();
-        caches.slabinfo(|info| names.push(info.name().to_owned()));
-        assert!(!names.contains(&"one-shape".to_owned()));
-        ledger::validate(caches);
-    });
-}
-
-/// A fork takes every lock while others allocate, free, reap and make caches; nobody waits for ever, and the order is kept.
-#[test]
-fn forks_take_every_lock_in_order() {
-    for_each_seed(60, |seed| {
-        let rng = Rng::new(!seed);
-        let machine = Machine::builder()
-            .seed(seed)
-            .cpus(3)
-            .nodes(1 + rng.below(3))
-            .build();
-        let caches = ledger::boot(&machine, Flavour::Tiny.policy());
-        let gate = flagstone_host::Mutex::<&Machine, flagstone_host::classes::Fork, ()>::new(());
-        let gate = &gate;
-        let mut tasks: Vec<Task<'_>> = (0..4)
-            .map(|_| {
-                let rng = Rng::new(rng.bits());
-                task(move |_| {
-                    for _ in 0..4 {
-                        let params = CacheParams::new("forked", 8 << rng.below(7), 8);
-                        let handle = caches.create(&params).unwrap();
-                        let mine: Vec<_> = (0..10)
-                            .map(|_| caches.alloc(&handle, Gfp::KERNEL).unwrap())
-                            .collect();
-                        for object in mine {
-                            // SAFETY: the task owns it.
-                            unsafe { caches.free(&handle, object) };
-                        }
-                        caches.reap(rng.chance(128));
-                        caches.destroy(handle).unwrap();
-                    }
-                })
-            })
-            .collect();
-        tasks.extend((0..2).map(|_| {
-            task(move |ctx: &TaskCtx<'_>| {
-                for _ in 0..3 {
-                    let _gate = gate.lock();
-                    caches.lock_for_fork();
-                    for _ in 0..5 {
-                        ctx.step();
-                    }
-                    // SAFETY: F2: this task took them just now.
-                    unsafe { caches.unlock_after_fork() };
-                }
-            })
-        }));
-        machine.run(tasks);
-        ledger::validate(caches);
     });
 }

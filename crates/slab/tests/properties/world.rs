@@ -1,9 +1,7 @@
-//! Random operations on random machines, compared with an independent record of who owns which bytes.
-//!
-//! One context runs here, so that every answer is known; `concurrency.rs` has the interleavings.
+//! The model and the machine side by side: every operation is done on both.
 
-mod ledger;
-
+use super::ledger::{self, Host, Ledger, Owned, is_zero};
+use super::operations::Op;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use flagstone_host::{Cpus, PageMap};
@@ -12,111 +10,7 @@ use flagstone_slab::{
     CacheFlags, CacheHandle, CacheParams, Caches, KERNEL_CLASSES, NodeMask, Placement,
 };
 use flagstone_types::{AllocError, CpuId, Gfp, Nid};
-use ledger::{Flavour, Host, Ledger, Owned, is_zero};
-use proptest::prelude::*;
 use std::sync::atomic::AtomicU32;
-
-/// What a test machine is.
-#[derive(Clone, Debug)]
-struct Setup {
-    seed: u64,
-    cpus: usize,
-    nodes: usize,
-    pages: usize,
-    form: usize,
-    flavour: Flavour,
-    random: bool,
-    improvements: u8,
-}
-
-/// One operation; numbers are taken modulo what there is.
-#[derive(Clone, Debug)]
-enum Op {
-    Create { size: usize, align: u32, kind: u8 },
-    Destroy(usize),
-    Alloc { cache: usize, zero: bool },
-    AllocNode { cache: usize, nid: u16, only: bool },
-    Place { cache: usize, how: u8, mask: u64 },
-    AllocBulk { cache: usize, n: usize },
-    Free(usize),
-    FreeBulk { cache: usize, n: usize },
-    Kmalloc { size: usize, zero: bool },
-    Kfree(usize),
-    Krealloc { which: usize, size: usize },
-    Shrink(usize),
-    ShrinkAll,
-    Reap(bool),
-    SetArrays { cache: usize, on: bool },
-    Move(u32),
-    Check,
-}
-
-fn setup() -> impl Strategy<Value = Setup> {
-    let cpus = prop_oneof![Just(1usize), Just(2), 1usize..9, Just(64)];
-    let nodes = prop_oneof![2 => Just(1usize), 1 => Just(2), 1 => 1usize..9];
-    (
-        any::<u64>(),
-        cpus,
-        nodes,
-        prop_oneof![Just(128usize), Just(320)],
-        0usize..5,
-        (0usize..4).prop_map(|n| Flavour::ALL[n]),
-        prop::bool::weighted(0.25),
-        any::<u8>(),
-    )
-        .prop_map(
-            |(seed, cpus, nodes, pages, form, flavour, random, improvements)| Setup {
-                seed,
-                cpus,
-                nodes,
-                pages,
-                form,
-                flavour,
-                random,
-                improvements,
-            },
-        )
-}
-
-impl Arbitrary for Op {
-    type Parameters = ();
-    type Strategy = BoxedStrategy<Self>;
-
-    fn arbitrary_with((): ()) -> Self::Strategy {
-        let size = || {
-            prop_oneof![
-                4 => 1usize..300,
-                2 => 300usize..3000,
-                1 => 3000usize..20_000,
-                1 => Just(64usize),
-            ]
-        };
-        let which = any::<usize>;
-        prop_oneof![
-            3 => (size(), 0u32..10, any::<u8>())
-                .prop_map(|(size, align, kind)| Self::Create { size, align, kind }),
-            2 => which().prop_map(Self::Destroy),
-            20 => (which(), any::<bool>()).prop_map(|(cache, zero)| Self::Alloc { cache, zero }),
-            3 => (which(), any::<u16>(), any::<bool>())
-                .prop_map(|(cache, nid, only)| Self::AllocNode { cache, nid, only }),
-            3 => (which(), any::<u8>(), any::<u64>())
-                .prop_map(|(cache, how, mask)| Self::Place { cache, how, mask }),
-            6 => (which(), 0usize..90).prop_map(|(cache, n)| Self::AllocBulk { cache, n }),
-            22 => which().prop_map(Self::Free),
-            6 => (which(), 0usize..90).prop_map(|(cache, n)| Self::FreeBulk { cache, n }),
-            6 => (size(), any::<bool>()).prop_map(|(size, zero)| Self::Kmalloc { size, zero }),
-            6 => which().prop_map(Self::Kfree),
-            3 => (which(), size()).prop_map(|(which, size)| Self::Krealloc { which, size }),
-            2 => which().prop_map(Self::Shrink),
-            1 => Just(Self::ShrinkAll),
-            2 => any::<bool>().prop_map(Self::Reap),
-            1 => (which(), any::<bool>()).prop_map(|(cache, on)| Self::SetArrays { cache, on }),
-            8 => any::<u32>().prop_map(Self::Move),
-            2 => Just(Self::Check),
-        ]
-        .boxed()
-    }
-}
 
 const MAGIC: u64 = 0x5eed_0b1e_c7ed_c0de;
 
@@ -126,7 +20,7 @@ unsafe fn construct(object: NonNull<u8>) {
     unsafe { object.cast::<u64>().write(MAGIC) };
 }
 
-struct Made<'c, H: flagstone_host::Host> {
+pub(crate) struct Made<'c, H: flagstone_host::Host> {
     handle: CacheHandle<'c, H>,
     size: usize,
     align: usize,
@@ -136,22 +30,23 @@ struct Made<'c, H: flagstone_host::Host> {
 }
 
 /// The model and the machine side by side.
-struct World<'c, 'm, const SHIFT: u32, const ORDER: u32> {
-    machine: &'m Machine<SHIFT, ORDER>,
-    caches: &'c Caches<Host<'m, SHIFT, ORDER>>,
-    made: Vec<Made<'c, Host<'m, SHIFT, ORDER>>>,
-    lumps: Vec<Owned>,
-    ledger: Ledger,
-    turn: AtomicU32,
+pub(crate) struct World<'c, 'm, const SHIFT: u32, const ORDER: u32> {
+    pub(crate) machine: &'m Machine<SHIFT, ORDER>,
+    pub(crate) caches: &'c Caches<Host<'m, SHIFT, ORDER>>,
+    pub(crate) made: Vec<Made<'c, Host<'m, SHIFT, ORDER>>>,
+    pub(crate) lumps: Vec<Owned>,
+    pub(crate) ledger: Ledger,
+    pub(crate) turn: AtomicU32,
 }
 
 impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
-    fn create(&mut self, size: usize, align: u32, kind: u8) {
+    fn create(&mut self, size: usize, align: u32, kind: u8, cpu: u8) {
         let align = if align == 0 { 0 } else { 1usize << align };
         let constructed = kind & 3 == 0 && size >= 8;
         let zeroed = !constructed && kind & 0x70 == 0x70;
         let name = format!("cache-{}", self.made.len());
         let mut params = CacheParams::new(&name, size, align);
+        params.cpu_slabs = (cpu < 100).then_some(u32::from(cpu));
         params.flags = CacheFlags {
             typesafe_by_rcu: kind & 0x1c == 0x04 && !zeroed,
             reclaimable: kind & 0x20 != 0,
@@ -209,12 +104,17 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
         (!self.made.is_empty()).then(|| cache % self.made.len())
     }
 
-    fn apply(&mut self, op: &Op) {
+    pub(crate) fn apply(&mut self, op: &Op) {
         let caches = self.caches;
         let nodes = self.machine_nodes();
         match *op {
-            Op::Create { size, align, kind } if self.made.len() < 8 => {
-                self.create(size, align.min(SHIFT), kind);
+            Op::Create {
+                size,
+                align,
+                kind,
+                cpu,
+            } if self.made.len() < 8 => {
+                self.create(size, align.min(SHIFT), kind, cpu);
             }
             Op::Create { .. } => {}
             Op::Destroy(which) => {
@@ -375,7 +275,9 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
             Op::Shrink(which) => {
                 let Some(at) = self.pick(which) else { return };
                 caches.shrink(&self.made[at].handle);
-                assert!(!self.can_stop() || caches.info(&self.made[at].handle).cached_objects == 0);
+                let info = caches.info(&self.made[at].handle);
+                assert!(!self.can_stop() || info.cached_objects == 0);
+                assert_eq!(info.cpu_slabs, 0);
             }
             Op::ShrinkAll => {
                 caches.shrink_all();
@@ -389,6 +291,17 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
                 if !on {
                     assert_eq!(caches.info(&self.made[at].handle).cached_objects, 0);
                 }
+            }
+            Op::SetCpuSlabs { cache, limit } => {
+                let Some(at) = self.pick(cache) else { return };
+                let handle = &self.made[at].handle;
+                if caches.set_cpu_slabs(handle, limit) && limit == 0 {
+                    assert_eq!(caches.info(handle).cpu_slabs, 0);
+                }
+            }
+            Op::DrainCpu(cpu) => {
+                let cpus = self.machine.possible_cpus();
+                assert!(caches.drain_cpu(CpuId(cpu % cpus)));
             }
             Op::Move(cpu) => {
                 let cpus = self.machine.possible_cpus();
@@ -422,7 +335,7 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
         machine.nid(machine.pfn_of(object.as_ptr().addr()).unwrap())
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         ledger::validate(self.caches);
         for made in self.made.iter().filter(|m| !m.handle.name().is_empty()) {
             for owned in &made.objects {
@@ -438,7 +351,7 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
     }
 
     /// Frees everything in a scrambled order and destroys every cache.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         while let Some(at) = (0..self.made.len()).find(|&at| !self.made[at].objects.is_empty()) {
             let count = self.made[at].objects.len();
             let object = self.goes(at, (count * 7 / 3) % count);
@@ -454,72 +367,5 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
             // SAFETY: the test owns it.
             unsafe { self.caches.kfree(self.ledger.give_checked(owned)) };
         }
-    }
-}
-
-fn holds<const SHIFT: u32, const ORDER: u32>(setup: &Setup, ops: &[Op]) {
-    let machine = flagstone_seeded::Builder::<SHIFT, ORDER>::new()
-        .seed(setup.seed)
-        .cpus(setup.cpus)
-        .nodes(setup.nodes)
-        .memory(setup.pages)
-        .form(ledger::form(setup.form))
-        .build();
-    assert_eq!(<&Machine<SHIFT, ORDER> as PageMap>::PAGE_SHIFT, SHIFT);
-    let caches = ledger::boot(&machine, setup.flavour.policy());
-    let switches = caches.improvements();
-    switches.set_random_freelist(setup.random);
-    switches.set_lockless_look(setup.improvements & 1 == 0);
-    switches.set_refill_first(setup.improvements & 2 == 0);
-    switches.set_lockless_colour(setup.improvements & 4 == 0);
-    switches.set_release_once(setup.improvements & 8 == 0);
-    let before = ledger::used_pages(caches);
-    let mut world = World {
-        machine: &machine,
-        caches,
-        made: Vec::new(),
-        lumps: Vec::new(),
-        ledger: Ledger::default(),
-        turn: AtomicU32::new(0),
-    };
-    for op in ops {
-        world.apply(op);
-    }
-    world.check();
-    world.end();
-    let exact = setup.flavour == Flavour::Unshared;
-    ledger::expect_nothing_left(caches, before, exact, setup.random);
-}
-
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(any::<Op>(), 1..250)
-}
-
-/// `PROPTEST_CASES` says how many.
-fn config() -> ProptestConfig {
-    let mut config = ProptestConfig::default();
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 150;
-    }
-    config.failure_persistence = None;
-    config
-}
-
-proptest! {
-    #![proptest_config(config())]
-
-    #[test]
-    fn pages_of_4_kib(setup in setup(), ops in ops()) {
-        holds::<12, 6>(&setup, &ops);
-    }
-
-    #[test]
-    fn pages_of_16_kib(setup in setup(), ops in ops()) {
-        holds::<14, 5>(&setup, &ops);
-    }
-
-    #[test]
-    fn pages_of_64_kib(setup in setup(), ops in ops()) {
-        holds::<16, 4>(&setup, &ops);
     }
 }
