@@ -5,53 +5,29 @@
 //! [`Marks::SHADOW`], and only the owner of the mapping can make it, by an `unsafe` call. Everything else that could give the pattern
 //! (write-protecting a dirty leaf, marking a read-only one dirty) keeps the news in a software bit, saved-dirty.
 //!
-//! Marks can not be written into a leaf:
+//! ```
+//! use flagstone_pgtable::format::{Access, Format, Leaf, Level, X86_64};
+//! use flagstone_pgtable::shadow::{Mapping, ShadowStack};
+//! use flagstone_types::PhysAddr;
+//!
+//! let vma = "what describes the mapping";
+//! // SAFETY: the leaf goes nowhere.
+//! let kind = Mapping::ShadowStack(unsafe { ShadowStack::of_mapping(vma) });
+//! let access = Access::READ | Access::WRITE | Access::USER;
+//! let leaf = Leaf::new(PhysAddr(0x5000), access, kind);
+//! assert_eq!(X86_64::leaf(Level::PTE, &leaf), 0x8000_0000_0000_5045);
+//! ```
+//! What safe code might try instead is in `tests/format_refused`, with what the compiler says to it. Marks can not be written into a leaf:
 //! ```compile_fail,E0616
 //! use flagstone_pgtable::format::{Access, Leaf, Marks};
 //! let mut leaf = Leaf::kernel(flagstone_types::PhysAddr(0), Access::READ);
 //! leaf.marks = Marks::SHADOW | Marks::DIRTY;
 //! ```
-//! nor can a leaf be put together from its parts:
-//! ```compile_fail,E0451
-//! use flagstone_pgtable::format::{Access, Leaf, Marks, Memory};
-//! let leaf = Leaf {
-//!     at: flagstone_types::PhysAddr(0),
-//!     memory: Memory::WriteBack,
-//!     key: 0,
-//!     access: Access::READ,
-//!     marks: Marks::SHADOW | Marks::DIRTY,
-//!     granted: true,
-//! };
-//! ```
-//! The token is not to be had without `unsafe`:
+//! and the token is not to be had without `unsafe`:
 //! ```compile_fail,E0133
 //! use flagstone_pgtable::shadow::{Mapping, ShadowStack};
 //! let vma = ();
 //! let kind = Mapping::ShadowStack(ShadowStack::of_mapping(&vma));
-//! ```
-//! ```compile_fail,E0423
-//! use flagstone_pgtable::shadow::{Mapping, ShadowStack};
-//! let kind = Mapping::ShadowStack(ShadowStack(core::marker::PhantomData));
-//! ```
-//! It does not outlive the mapping:
-//! ```compile_fail,E0597
-//! use flagstone_pgtable::shadow::ShadowStack;
-//! let token = {
-//!     let vma = ();
-//!     // SAFETY: none; the borrow checker refuses this.
-//!     unsafe { ShadowStack::of_mapping(&vma) }
-//! };
-//! drop(token);
-//! ```
-//! A writable leaf can not be had without saying of which kind:
-//! ```compile_fail,E0061
-//! use flagstone_pgtable::format::{Access, Leaf};
-//! let leaf = Leaf::kernel(flagstone_types::PhysAddr(0), Access::READ).mkwrite();
-//! ```
-//! And the granting that the crate itself uses for entries that stay where they are is not to be reached:
-//! ```compile_fail,E0624
-//! use flagstone_pgtable::format::{Access, Leaf};
-//! let leaf = Leaf::kernel(flagstone_types::PhysAddr(0), Access::READ).found_in_place();
 //! ```
 
 use crate::format::{Entry, Format, Level, Marks};
@@ -122,18 +98,13 @@ pub fn zap_checked<F: Format>(
     in_shadow_stack: bool,
     caps: &MmuCaps,
 ) -> Result<(), StrayShadow> {
-    if !F::SHADOW || !caps.shadow_stack || in_shadow_stack {
-        return Ok(());
+    if F::SHADOW
+        && caps.shadow_stack
+        && !in_shadow_stack
+        && let Entry::Leaf(leaf) = F::decode(level, raw)
+        && leaf.marks().contains(Marks::SHADOW)
+    {
+        return Err(StrayShadow { level, raw });
     }
-    check::<F>(level, raw)
-}
-
-#[inline(always)]
-fn check<F: Format>(level: Level, raw: u64) -> Result<(), StrayShadow> {
-    match F::decode(level, raw) {
-        Entry::Leaf(leaf) if leaf.marks().contains(Marks::SHADOW) => {
-            Err(StrayShadow { level, raw })
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }

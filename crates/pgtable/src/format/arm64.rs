@@ -1,6 +1,6 @@
 //! arm64: granules of 4, 16 and 64 KiB, 48 bits of virtual and physical address, one table for each half of the addresses.
 //!
-//! Bit positions are those of the Arm Architecture Reference Manual for A-profile, section D8.3 ("VMSAv8-64 translation table descriptor formats"), stage 1. The DBM bit says
+//! Bit positions are those of the Arm Architecture Reference Manual for A-profile, chapter D8, VMSAv8-64 translation table descriptor formats, stage 1. The DBM bit says
 //! "may be written"; AP\[2\] says "not without a fault or, where the unit keeps the dirty state, its note", which the unit makes by clearing AP\[2\]. So a leaf that may be written and
 //! is clean has DBM and AP\[2\], a dirty one has DBM alone, and one that may not be written has AP\[2\] alone; its dirtiness is in a software bit. Whether the unit sets AF and
 //! clears AP\[2\] by itself is a matter of capabilities: the encoding is the same.

@@ -1,6 +1,6 @@
 //! x86 with PAE: three levels on a processor of 32 bits, entries of 64 bits that are read and written in halves; leaves of 4 KiB and 2 MiB.
 //!
-//! Bit positions are those of the Intel SDM, volume 3A, section 4.4 ("PAE paging"). The root has four entries, which the processor copies into registers when
+//! Bit positions are those of the Intel SDM, volume 3A, chapter "Paging", section "PAE paging". The root has four entries, which the processor copies into registers when
 //! the root is made active: a change of one takes effect when it is made active again. They have room for an address and a present bit alone. Invariant: the lower half of
 //! whatever is not nothing is not 0, so that a reader who finds it 0 may ignore the upper one.
 

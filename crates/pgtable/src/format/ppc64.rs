@@ -1,6 +1,6 @@
 //! ppc64 with the radix unit: 52 bits of virtual address, pages of 4 or 64 KiB, leaves of 2 MiB and 1 GiB, entries in big-endian memory.
 //!
-//! Bit positions are those of the Power ISA, version 3.0B, Book III, section 5.7.10 ("Radix Tree Translation"), counted here from the lowest bit: its bit 0 is 1 << 63. An entry that names a
+//! Bit positions are those of the Power ISA, version 3.0B, Book III, radix tree translation, counted here from the lowest bit: its bit 0 is 1 << 63. An entry that names a
 //! table says how many bits the next level translates. Tables are smaller than a page on most levels and 64 KiB on the top one.
 
 use super::absent::AbsentLayout;

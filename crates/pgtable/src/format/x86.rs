@@ -1,6 +1,6 @@
 //! What x86 with 64-bit entries has in common: the bits of long mode and of PAE that stand at the same places.
 //!
-//! Bit positions are those of the Intel SDM, volume 3A, tables 4-8 to 4-20. A leaf whose present bit is 0 has the bits of its address inverted, because
+//! Bit positions are those of the Intel SDM, volume 3A, chapter "Paging". A leaf whose present bit is 0 has the bits of its address inverted, because
 //! some processors load speculatively from the address of an entry that is not present (L1TF); [`upright`] turns it to and fro.
 
 use super::{Access, Entry, Leaf, Level, Marks, Memory};

@@ -1,6 +1,6 @@
 //! x86-64: four levels, or five with LA57; 4 KiB pages, leaves of 2 MiB and 1 GiB.
 //!
-//! Bit positions are those of the Intel SDM, volume 3A, chapter 4 ("4-level paging and 5-level paging") and the AMD64 APM, volume 2, chapter 5.
+//! Bit positions are those of the Intel SDM, volume 3A, chapter "Paging", and the AMD64 APM, volume 2, chapter "Page Translation and Protection".
 //! Invariant: a word from here that has Write=0 and Dirty=1 came from a leaf whose `SHADOW` was granted, or from a word that had it;
 //! every other dirty leaf that may not be written keeps that in `SAVED_DIRTY`, bit 58.
 
