@@ -3,6 +3,7 @@
 //! `FLAGSTONE_SHUTTLE` says how many schedules of each; a failure prints the one that replays it.
 
 mod board;
+mod cpu_slabs;
 
 use board::{Board, Kind, on_bare_board, on_board};
 use core::ptr::NonNull;
@@ -76,9 +77,14 @@ struct Sent(NonNull<u8>);
 // SAFETY: whoever receives it owns the object.
 unsafe impl Send for Sent {}
 
-fn made(caches: &'static Caches<Host>, size: usize) -> Arc<CacheHandle<'static, Host>> {
+fn made(
+    caches: &'static Caches<Host>,
+    size: usize,
+    cpu_slabs: Option<u32>,
+) -> Arc<CacheHandle<'static, Host>> {
     let mut params = CacheParams::new("modelled", size, 8);
     params.flags.no_merge = true;
+    params.cpu_slabs = cpu_slabs;
     Arc::new(caches.create(&params).expect("memory enough"))
 }
 
@@ -101,8 +107,19 @@ fn beside(
     keep: usize,
     other: impl Fn(&Caches<Host>, &Cache<Host>) + Send + Sync + Copy + 'static,
 ) {
+    beside_with(kind, size, keep, None, other);
+}
+
+/// The same, on a cache that has CPU slabs if there is a limit for them.
+fn beside_with(
+    kind: Kind,
+    size: usize,
+    keep: usize,
+    cpu_slabs: Option<u32>,
+    other: impl Fn(&Caches<Host>, &Cache<Host>) + Send + Sync + Copy + 'static,
+) {
     on_board(kind, |caches| {
-        let handle = made(caches, size);
+        let handle = made(caches, size, cpu_slabs);
         let owners = Owners::default();
         let mut threads: Vec<_> = (0..2)
             .map(|_| {
@@ -237,40 +254,43 @@ fn growing_and_linking_beside_frees_of_the_new_objects() {
     });
 }
 
+/// Objects are allocated by one thread and freed by another, while a third drains.
+fn travels(cpu_slabs: Option<u32>) {
+    on_board(TWO_NODES, move |caches| {
+        let handle = made(caches, 600, cpu_slabs);
+        let owners = Owners::default();
+        let belt: Arc<Mutex<Vec<Sent>>> = Arc::default();
+        let mut threads = Vec::new();
+        for _ in 0..2 {
+            let (handle, owners, belt) = (handle.clone(), owners.clone(), belt.clone());
+            threads.push(thread::spawn(move || {
+                for _ in 0..6 {
+                    let object = Sent(alloc(caches, &handle, &owners));
+                    belt.lock().unwrap().push(object);
+                    let other = belt.lock().unwrap().pop();
+                    if let Some(Sent(object)) = other {
+                        free(caches, &handle, &owners, object);
+                    }
+                    thread::yield_now();
+                }
+            }));
+        }
+        let cache = handle.clone();
+        threads.push(thread::spawn(move || {
+            caches.shrink(&cache);
+            caches.reap(true);
+        }));
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        for Sent(object) in belt.lock().unwrap().drain(..) {
+            free(caches, &handle, &owners, object);
+        }
+        finish(caches, handle);
+    });
+}
+
 #[test]
 fn objects_travel_home_from_another_node() {
-    check(120, || {
-        on_board(TWO_NODES, |caches| {
-            let handle = made(caches, 600);
-            let owners = Owners::default();
-            let belt: Arc<Mutex<Vec<Sent>>> = Arc::default();
-            let mut threads = Vec::new();
-            for _ in 0..2 {
-                let (handle, owners, belt) = (handle.clone(), owners.clone(), belt.clone());
-                threads.push(thread::spawn(move || {
-                    for _ in 0..6 {
-                        let object = Sent(alloc(caches, &handle, &owners));
-                        belt.lock().unwrap().push(object);
-                        let other = belt.lock().unwrap().pop();
-                        if let Some(Sent(object)) = other {
-                            free(caches, &handle, &owners, object);
-                        }
-                        thread::yield_now();
-                    }
-                }));
-            }
-            let cache = handle.clone();
-            threads.push(thread::spawn(move || {
-                caches.shrink(&cache);
-                caches.reap(true);
-            }));
-            threads.into_iter().for_each(|t| t.join().unwrap());
-            for Sent(object) in belt.lock().unwrap().drain(..) {
-                free(caches, &handle, &owners, object);
-            }
-            finish(caches, handle);
-        });
-    });
+    check(120, || travels(None));
 }
 
 #[test]
