@@ -187,13 +187,7 @@ impl<const SHIFT: u32> Format for Arm64<SHIFT> {
     #[inline(always)]
     fn leaf(level: Level, leaf: &Leaf) -> u64 {
         let (access, marks) = (leaf.access(), leaf.marks());
-        let index: u64 = match leaf.memory {
-            Memory::WriteBack => 0,
-            Memory::WriteCombining => 1,
-            Memory::Uncached => 2,
-            Memory::Device => 3,
-            Memory::WriteThrough => 4,
-        };
+        let index = leaf.memory as u64;
         let software = marks.intersection(SOFTWARE_MARKS).difference(Marks::DIRTY);
         let hidden = marks.contains(Marks::NO_ACCESS);
         leaf.at.0

@@ -46,20 +46,20 @@ bitflags::bitflags! {
     }
 }
 
-/// How the processor caches what is behind an entry.
+/// How the processor caches what is behind an entry. The numbers are part of the formats: see `FORMATS.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// Ordinary memory.
     #[default]
-    WriteBack,
+    WriteBack = 0,
     /// Stores are collected, loads are not cached (frame buffers).
-    WriteCombining,
+    WriteCombining = 1,
     /// Nothing is cached.
-    Uncached,
+    Uncached = 2,
     /// Registers of a device: in order, never speculated.
-    Device,
+    Device = 3,
     /// Loads are cached, stores go to memory at once.
-    WriteThrough,
+    WriteThrough = 4,
 }
 
 /// A leaf: what a present entry that maps memory says.

@@ -97,13 +97,9 @@ pub(super) const fn access_of(raw: u64) -> Access {
 #[inline(always)]
 pub(super) const fn leaf_bits(level: Level, leaf: &Leaf) -> u64 {
     let marks = leaf.marks().bits() as u64;
-    let index: u64 = match leaf.memory {
-        Memory::WriteBack => 0,
-        Memory::WriteCombining => 1,
-        Memory::Uncached => 2,
-        Memory::Device => 3,
-        Memory::WriteThrough => 7,
-    };
+    // The order of `Memory`, but for the last: write-through has index 7.
+    let through = leaf.memory as u64 >> 2;
+    let index = leaf.memory as u64 & 3 | (through * 7);
     access_bits(leaf.access())
         | (marks & SOFTWARE_MARKS.bits() as u64) << SOFTWARE_SHIFT
         | (marks & Marks::GLOBAL.bits() as u64) << GLOBAL_SHIFT

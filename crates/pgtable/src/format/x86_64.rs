@@ -107,14 +107,16 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
         let marks = leaf.marks();
         let dirty = marks.contains(Marks::DIRTY);
         let unit_dirty = leaf.access().contains(Access::WRITE) | leaf.is_granted_shadow();
-        let hidden = marks.contains(Marks::NO_ACCESS);
         let raw = leaf.at.0
             | x86::leaf_bits(level, leaf)
             | if dirty & unit_dirty { DIRTY } else { 0 }
             | if dirty & !unit_dirty { SAVED_DIRTY } else { 0 }
-            | (leaf.key as u64) << KEY
-            | if hidden { NO_ACCESS } else { PRESENT };
-        x86::upright(level, raw)
+            | (leaf.key as u64) << KEY;
+        if marks.contains(Marks::NO_ACCESS) {
+            x86::upright(level, raw | NO_ACCESS)
+        } else {
+            raw | PRESENT
+        }
     }
 
     #[inline(always)]
