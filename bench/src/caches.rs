@@ -8,7 +8,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use flagstone_frames::{Frames, Reclaimer};
 use flagstone_malloc::process::{ArrayForm, ProcessWith};
 use flagstone_malloc::{classes, heap};
-use flagstone_slab::{ArrayTuning, BadFree, CacheHandle, CacheParams, Caches, Constructor, Policy};
+use flagstone_slab::{
+    ArrayTuning, BadFree, CacheHandle, CacheParams, Caches, Constructor, LayoutPolicy, Policy,
+};
 use flagstone_types::{Gfp, Nid, Order};
 
 /// Whether this process has its caches (B1).
@@ -60,6 +62,10 @@ pub(crate) const PUBLISHED: Policy = Policy {
     arrays: published_arrays,
     alien_limit: 12,
     adaptive: false,
+    layout: LayoutPolicy {
+        in_record: false,
+        ..SHIPPED.layout
+    },
     ..SHIPPED
 };
 

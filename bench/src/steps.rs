@@ -42,6 +42,7 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
             max_order: 1,
             min_objects: 1,
             cache_line: 64,
+            in_record: false,
         };
         let policy = Policy {
             layout,

@@ -25,6 +25,7 @@ pub(crate) fn boot() -> Result<&'static Caches<Kernel>, AllocError> {
             max_order: 1,
             min_objects: 1,
             cache_line: 64,
+            in_record: false,
         },
         arrays: |size| ArrayTuning::linux(size, Kernel::PAGE_SIZE, Area::count()),
         alien_limit: 12,

@@ -165,6 +165,7 @@ pub const POLICY: Policy = Policy {
         max_order: 3,
         min_objects: 16,
         cache_line: 64,
+        in_record: true,
     },
     arrays,
     alien_limit: 32,

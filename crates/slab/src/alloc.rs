@@ -258,9 +258,10 @@ impl<H: Host> Caches<H> {
             want += cache.batch_for(limit, self.policy.adaptive);
         }
         // SAFETY: the new slab is ours until it is linked (S5); its first object stays where it is.
-        let (first, run) = unsafe {
+        let (first, implied, run) = unsafe {
             let record = &mut *slab.as_ptr();
-            (record.objects, record.take_fresh(cache, want))
+            let run = record.take_fresh(cache, want);
+            (record.objects, record.implied(cache), run)
         };
         let n = if run == 0 {
             let n = want.min(CHUNK);
@@ -281,10 +282,11 @@ impl<H: Host> Caches<H> {
         let mut full = false;
         while next < run {
             let chunk = &mut buffer[..CHUNK.min(run - next)];
-            for (i, slot) in chunk.iter_mut().enumerate() {
-                // SAFETY: objects `0..run` of the slab were taken above and are ours (S1).
-                *slot = unsafe { first.add((next + i) * cache.layout.size as usize) };
-            }
+            let size = cache.layout.size as usize;
+            implied.each(next as u32, chunk.len() as u32, |i, number| {
+                // SAFETY: what entries `0..run` imply was taken above and is ours (S1).
+                chunk[i] = unsafe { first.add(number as usize * size) };
+            });
             next += chunk.len();
             if full {
                 self.give_home(cache, chunk);

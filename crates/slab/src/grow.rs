@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::layout::IndexPlace;
 use crate::node::Doomed;
+use crate::random::{IN_ORDER, Sequence};
 use crate::record::{ListId, Record};
 
 /// Flags of an object request that are about the object, or that a slab can not honour: it stays where it is, and whether it counts as reclaimable is
@@ -77,11 +78,12 @@ impl<H: Host> Caches<H> {
         let (objects, index) = unsafe {
             let objects = base.add(colour as usize * layout.colour_step as usize);
             let index = match (layout.place, index_object) {
-                (IndexPlace::InObject, _) => {
-                    objects.add((layout.num as usize - 1) * layout.size as usize)
-                }
-                (_, Some(object)) => object,
-                (_, None) => base.add(layout.index_offset as usize),
+                (IndexPlace::InObject, _) => objects
+                    .add((layout.num as usize - 1) * layout.size as usize)
+                    .as_ptr(),
+                (IndexPlace::InRecord, _) => Record::<H>::all_free(layout.num),
+                (_, Some(object)) => object.as_ptr(),
+                (_, None) => base.add(layout.index_offset as usize).as_ptr(),
             };
             (objects, index)
         };
@@ -95,12 +97,13 @@ impl<H: Host> Caches<H> {
             slab.write(Record {
                 links: Record::NO_LINKS,
                 objects,
-                index: index.as_ptr(),
+                index,
                 cache: NonNull::from(cache),
                 active: 0,
                 written: 0,
                 list: ListId::None,
                 idle: false,
+                start: IN_ORDER,
                 place: AtomicU32::new(0),
             });
             if let Some(ctor) = cache.ctor {
@@ -110,10 +113,12 @@ impl<H: Host> Caches<H> {
             }
             if self.improvements.random_freelist() {
                 self.ready_sequence(cache, gfp);
-                let order = cache
-                    .sequence
-                    .order(layout.num, cache.sequence.next_seed(|| host.random()));
-                (*record).lay_index(cache, order);
+                let seed = cache.sequence.next_seed(|| host.random());
+                if cache.sequence.exists() || layout.place == IndexPlace::InRecord {
+                    (*record).shuffle(cache, Sequence::start(layout.num, seed));
+                } else {
+                    (*record).lay_index(cache, cache.sequence.order(layout.num, seed));
+                }
             }
         }
         page.set_kind(PageKind::Slab);

@@ -6,10 +6,12 @@
 //!  leftover    │obj│obj│obj│obj│obj│obj│obj│ixx│   the objects leave room for it
 //!  off-slab    │obj│obj│obj│obj│obj│obj│obj│   │   index is an object of a kmalloc cache
 //!  dedicated   │obj│obj│obj│obj│obj│obj│  │ixxx│   room is set aside, one object fewer or so
+//!  in-record   │obj│obj│obj│obj│obj│obj│obj│   │   64 objects or fewer: one bit each in the slab's record
 //! ```
 //!
 //! The index is at the slab's end, so that objects start page-aligned. The
-//! rule tries them in this order; alignment is settled before. The
+//! rule tries the first four in this order; alignment is settled before. Where the policy allows it, the last comes before all of
+//! them: it takes no room and touches no memory of the slab. The
 //! smallest order that wastes at most an eighth is taken, within the policy's bounds.
 
 use crate::tuning::LayoutPolicy;
@@ -27,15 +29,21 @@ pub enum IndexPlace {
     OffSlab,
     /// In space set aside for it.
     Dedicated,
+    /// In the slab's record, as a bit for each object. The published rule does not have it.
+    InRecord,
 }
 
+/// The most objects of a slab whose index is in its record.
+pub(crate) const RECORD_OBJECTS: usize = 64;
+
 impl IndexPlace {
-    /// Every place, in the order in which the rule tries them.
-    pub const ALL: [Self; 4] = [
+    /// Every place: those of the rule in the order in which it tries them, then the one beyond it.
+    pub const ALL: [Self; 5] = [
         Self::InObject,
         Self::Leftover,
         Self::OffSlab,
         Self::Dedicated,
+        Self::InRecord,
     ];
 
     /// The name in tables.
@@ -46,6 +54,7 @@ impl IndexPlace {
             Self::Leftover => "leftover",
             Self::OffSlab => "off-slab",
             Self::Dedicated => "dedicated",
+            Self::InRecord => "in-record",
         }
     }
 }
@@ -212,7 +221,7 @@ pub fn choose(
         let index = c.num * c.entry;
         let index_offset = match place {
             IndexPlace::Leftover | IndexPlace::Dedicated => (bytes - index) & !(c.entry - 1),
-            IndexPlace::InObject | IndexPlace::OffSlab => 0,
+            IndexPlace::InObject | IndexPlace::OffSlab | IndexPlace::InRecord => 0,
         };
         Layout {
             size: size as u32,
@@ -239,6 +248,12 @@ pub fn choose(
         )
     };
 
+    if policy.in_record
+        && let Some(c) = cut(false, None)
+        && c.num <= RECORD_OBJECTS
+    {
+        return Ok(finish(&c, IndexPlace::InRecord, c.left));
+    }
     if shape.may_overwrite
         && let Some(c) = cut(false, None)
         && c.num * c.entry <= shape.object_size

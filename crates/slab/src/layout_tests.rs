@@ -7,6 +7,7 @@ const KERNEL: LayoutPolicy = LayoutPolicy {
     max_order: 1,
     min_objects: 1,
     cache_line: 64,
+    in_record: false,
 };
 
 fn shape(object_size: usize, align: usize) -> ObjectShape {
@@ -130,6 +131,7 @@ fn in_a_process_nothing_under_362_bytes_can_hold_its_own_index() {
         max_order: 6,
         min_objects: 1,
         cache_line: 64,
+        in_record: false,
     };
     for size in (16..=4096).step_by(8) {
         let l = choose(&shape(size, 8), &process, 12, 10, &no_class).unwrap();
@@ -156,7 +158,11 @@ fn every_layout_fits_and_is_aligned() {
                         reclaimable: size % 2 == 0,
                         ..shape(size, align)
                     };
-                    let l = choose(&s, &KERNEL, page_shift, 10, &kmalloc_class).unwrap();
+                    let policy = LayoutPolicy {
+                        in_record: size % 3 == 0,
+                        ..KERNEL
+                    };
+                    let l = choose(&s, &policy, page_shift, 10, &kmalloc_class).unwrap();
                     let bytes = l.order.bytes(page_shift);
                     let objects = l.num as usize * l.size as usize;
                     assert!(l.size as usize >= size && (l.size as usize).is_multiple_of(align));
@@ -168,6 +174,10 @@ fn every_layout_fits_and_is_aligned() {
                             assert!(objects + colour <= bytes);
                         }
                         IndexPlace::OffSlab => assert!(objects + colour <= bytes),
+                        IndexPlace::InRecord => {
+                            assert!(policy.in_record && l.num as usize <= RECORD_OBJECTS);
+                            assert!(objects + colour <= bytes);
+                        }
                         IndexPlace::Leftover | IndexPlace::Dedicated => {
                             assert!(objects + colour <= l.index_offset as usize, "{s:?} {l:?}");
                             assert!(l.index_offset as usize + l.index_bytes() <= bytes);

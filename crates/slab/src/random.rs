@@ -97,6 +97,29 @@ impl Sequence {
         self.seed.fetch_add(STEP, Ordering::Relaxed)
     }
 
+    /// Where a slab of `num` objects begins in the permutation, once that exists.
+    pub(crate) fn start(num: u32, seed: u64) -> u16 {
+        // At most 2^16 - 1, which is `IN_ORDER`: then the last but one.
+        (Shuffle::new(seed).below(num) as u16).min(IN_ORDER - 1)
+    }
+
+    /// What the entries of a slab's index that were never stored stand for.
+    #[inline]
+    pub(crate) fn implied(&self, num: u32, start: u16) -> Implied {
+        if start == IN_ORDER {
+            return Implied {
+                entries: core::ptr::null(),
+                num,
+                start: 0,
+            };
+        }
+        Implied {
+            entries: self.entries.load(Ordering::Acquire),
+            num,
+            start: u32::from(start),
+        }
+    }
+
     /// The order of one new slab of `num` objects.
     pub(crate) fn order(&self, num: u32, seed: u64) -> Order {
         let entries = self.entries.load(Ordering::Acquire);
@@ -115,6 +138,62 @@ impl Sequence {
             stride,
             next: start,
             left: num,
+        }
+    }
+}
+
+/// The start of a slab whose objects are handed out in order.
+pub(crate) const IN_ORDER: u16 = u16::MAX;
+
+/// What index entries stand for that were never stored: the permutation (without one, the numbers in order) from a slab's start
+/// on, going round.
+#[derive(Clone, Copy)]
+pub(crate) struct Implied {
+    entries: *const u16,
+    num: u32,
+    start: u32,
+}
+
+impl Implied {
+    /// The object number of entry `at`, below `num`.
+    #[inline]
+    pub(crate) fn number(self, at: u32) -> u32 {
+        debug_assert!(at < self.num && self.start < self.num);
+        let at = at + self.start;
+        let at = if at >= self.num { at - self.num } else { at };
+        if self.entries.is_null() {
+            return at;
+        }
+        // SAFETY: a published permutation has `num` entries and lives as long as the cache; `at < num`.
+        u32::from(unsafe { self.entries.add(at as usize).read() })
+    }
+}
+
+impl Implied {
+    /// Calls `each(i, number)` with the object numbers of the entries `from + i` for all `i < n`; `from + n ≤ num`.
+    #[inline(always)]
+    pub(crate) fn each(self, from: u32, n: u32, mut each: impl FnMut(usize, u32)) {
+        // Up to where it goes round, and the rest.
+        let straight = n.min(self.num.saturating_sub(self.start + from));
+        for (begin, end) in [(0, straight), (straight, n)] {
+            if begin == end {
+                continue;
+            }
+            let mut at = self.start + from + begin;
+            if at >= self.num {
+                at -= self.num;
+            }
+            if self.entries.is_null() {
+                (begin..end).for_each(|i| each(i as usize, at + (i - begin)));
+                continue;
+            }
+            // SAFETY: a published permutation has `num` entries and lives as long as the cache; the part ends at or before `num`.
+            let part = unsafe {
+                core::slice::from_raw_parts(self.entries.add(at as usize), (end - begin) as usize)
+            };
+            for (i, &number) in part.iter().enumerate() {
+                each(begin as usize + i, u32::from(number));
+            }
         }
     }
 }

@@ -3,14 +3,14 @@
 //! Taking and giving objects here is pure arithmetic on the record and the index; who may do it
 //! is `MODEL.md` S5: the holder of the lock of the slab's place, or the one context that owns the slab.
 
-use core::ptr::{NonNull, null_mut};
+use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_host::{Host, RcuHead};
 use flagstone_types::{CpuId, FreeError};
 
 use crate::cache::Cache;
 use crate::layout::IndexPlace;
-use crate::random::Order;
+use crate::random::{IN_ORDER, Implied, Order};
 
 /// Which list of its node a slab is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,16 +32,20 @@ pub(crate) struct Record<H: Host> {
     pub(crate) links: Links<H>,
     /// The first object.
     pub(crate) objects: NonNull<u8>,
-    /// The index of free objects; null in a full slab with the index in an object.
+    /// The index of free objects; null in a full slab with the index in an object. With the index in the record, no address but
+    /// the index itself: bit `i` is set while object `i` is free.
     pub(crate) index: *mut u8,
     pub(crate) cache: NonNull<Cache<H>>,
     /// Objects that are out of the slab.
     pub(crate) active: u32,
-    /// Index entries from here on stand for themselves.
+    /// Index entries from here on are implied by `start`. With the index in the record, where the next object is looked for in
+    /// the order that `start` implies.
     pub(crate) written: u32,
     pub(crate) list: ListId,
     /// Whether a reaper saw the slab free and untouched since.
     pub(crate) idle: bool,
+    /// Where the slab begins in its cache's permutation, or `IN_ORDER`.
+    pub(crate) start: u16,
     /// Whose lists the slab is on (S5): 0 for its node's, else those of the CPU with the number before.
     pub(crate) place: AtomicU32,
 }
@@ -75,7 +79,17 @@ impl<H: Host> Clone for Neighbours<H> {
 }
 impl<H: Host> Copy for Neighbours<H> {}
 
+/// One bit for each of `num` objects, at most [`RECORD_OBJECTS`](crate::layout::RECORD_OBJECTS).
+const fn all_bits(num: u32) -> usize {
+    usize::MAX >> (usize::BITS - num)
+}
+
 impl<H: Host> Record<H> {
+    /// The index, in the record, of a slab of `num` objects that are all free.
+    pub(crate) const fn all_free(num: u32) -> *mut u8 {
+        without_provenance_mut(all_bits(num))
+    }
+
     pub(crate) const NO_LINKS: Links<H> = Links {
         list: Neighbours {
             next: null_mut(),
@@ -124,10 +138,11 @@ impl<H: Host> Record<H> {
     /// # Safety
     /// S5; `at < num`.
     #[inline]
-    unsafe fn entry(&self, at: u32, bytes: u8) -> u32 {
+    unsafe fn entry(&self, at: u32, cache: &Cache<H>) -> u32 {
         if at >= self.written {
-            return at;
+            return self.implied(cache).number(at);
         }
+        let bytes = cache.layout.entry;
         // SAFETY: entries below `written` and at or above `active` are stored (S2).
         unsafe {
             if bytes == 1 {
@@ -136,6 +151,12 @@ impl<H: Host> Record<H> {
                 u32::from(self.index.cast::<u16>().add(at as usize).read())
             }
         }
+    }
+
+    /// What entries that are not stored stand for.
+    #[inline]
+    pub(crate) fn implied(&self, cache: &Cache<H>) -> Implied {
+        cache.sequence.implied(cache.layout.num, self.start)
     }
 
     /// Stores entry `at` of the index.
@@ -157,26 +178,69 @@ impl<H: Host> Record<H> {
         }
     }
 
+    /// The index in the record.
+    fn bits(&self) -> usize {
+        self.index.addr()
+    }
+
+    fn set_bits(&mut self, bits: usize) {
+        self.index = without_provenance_mut(bits);
+    }
+
+    /// [`Record::take`] with the index in the record.
+    ///
+    /// # Safety
+    /// S5.
+    unsafe fn take_bits(&mut self, cache: &Cache<H>, into: &mut [NonNull<u8>]) -> usize {
+        let layout = &cache.layout;
+        let mut bits = self.bits();
+        let n = into.len().min(bits.count_ones() as usize);
+        let implied = self.implied(cache);
+        for slot in &mut into[..n] {
+            let number = if self.start == IN_ORDER {
+                bits.trailing_zeros()
+            } else {
+                loop {
+                    let number = implied.number(self.written);
+                    self.written = (self.written + 1) % layout.num;
+                    if bits >> number & 1 != 0 {
+                        break number;
+                    }
+                }
+            };
+            bits &= !(1 << number);
+            // SAFETY: `number < num` (S2).
+            *slot = unsafe { self.object(number, layout.size) };
+        }
+        self.set_bits(bits);
+        self.active += n as u32;
+        n
+    }
+
     /// Takes up to `into.len()` free objects out of the slab and returns how many.
     ///
     /// # Safety
     /// S5.
     pub(crate) unsafe fn take(&mut self, cache: &Cache<H>, into: &mut [NonNull<u8>]) -> usize {
         let layout = &cache.layout;
+        if layout.place == IndexPlace::InRecord {
+            // SAFETY: the caller's promise.
+            return unsafe { self.take_bits(cache, into) };
+        }
         let n = into.len().min((layout.num - self.active) as usize);
         let from = self.active;
         let end = from + n as u32;
         let stored = self.written.clamp(from, end);
         for at in from..stored {
             // SAFETY: `at < num`; the entry is below `num` (S2).
-            into[(at - from) as usize] =
-                unsafe { self.object(self.entry(at, layout.entry), layout.size) };
+            into[(at - from) as usize] = unsafe { self.object(self.entry(at, cache), layout.size) };
         }
-        // Entries never stored stand for themselves: a run of additions.
-        for at in stored..end {
-            // SAFETY: `at < num`.
-            into[(at - from) as usize] = unsafe { self.object(at, layout.size) };
-        }
+        // In order, a run of additions.
+        let rest = &mut into[(stored - from) as usize..n];
+        self.implied(cache).each(stored, end - stored, |i, number| {
+            // SAFETY: what an entry stands for is below `num`.
+            rest[i] = unsafe { self.object(number, layout.size) };
+        });
         self.active = end;
         self.written = self.written.max(end);
         if end == layout.num && layout.place == IndexPlace::InObject {
@@ -185,17 +249,25 @@ impl<H: Host> Record<H> {
         n
     }
 
-    /// Takes up to `n` objects out of a slab whose index was never written, and returns how many: those with the lowest numbers. 0 if the
-    /// order of the index matters.
+    /// Takes up to `n` objects out of a slab whose index was never written, and returns how many: those that its first entries imply. 0 if
+    /// the index was written.
     ///
     /// # Safety
     /// S5.
     pub(crate) unsafe fn take_fresh(&mut self, cache: &Cache<H>, n: usize) -> usize {
         let layout = &cache.layout;
-        if self.written != 0 {
+        if self.written != 0 || self.active != 0 {
             return 0;
         }
         let n = n.min(layout.num as usize);
+        if layout.place == IndexPlace::InRecord {
+            let implied = self.implied(cache);
+            let taken = (0..n as u32).fold(0, |bits, at| bits | 1 << implied.number(at));
+            self.set_bits(self.bits() & !taken);
+            self.active = n as u32;
+            self.written = self.active % layout.num;
+            return n;
+        }
         self.active = n as u32;
         self.written = self.active;
         if self.active == layout.num && layout.place == IndexPlace::InObject {
@@ -221,6 +293,15 @@ impl<H: Host> Record<H> {
             return Err(FreeError::AlreadyFree);
         }
         let layout = &cache.layout;
+        if layout.place == IndexPlace::InRecord {
+            let bit = 1 << number;
+            if self.bits() & bit != 0 {
+                return Err(FreeError::AlreadyFree);
+            }
+            self.set_bits(self.bits() | bit);
+            self.active -= 1;
+            return Ok(());
+        }
         if self.active == layout.num && layout.place == IndexPlace::InObject {
             self.index = object.as_ptr(); // S6
         }
@@ -235,9 +316,11 @@ impl<H: Host> Record<H> {
     /// # Safety
     /// S5.
     pub(crate) unsafe fn is_listed(&self, cache: &Cache<H>, number: u32) -> bool {
+        if cache.layout.place == IndexPlace::InRecord {
+            return self.bits() >> number & 1 != 0;
+        }
         // SAFETY: the range is within the index (S2).
-        (self.active..cache.layout.num)
-            .any(|at| unsafe { self.entry(at, cache.layout.entry) } == number)
+        (self.active..cache.layout.num).any(|at| unsafe { self.entry(at, cache) } == number)
     }
 
     /// Checks S2 and S6.
@@ -247,6 +330,16 @@ impl<H: Host> Record<H> {
     pub(crate) unsafe fn validate(&self, cache: &Cache<H>) -> Result<(), &'static str> {
         let layout = &cache.layout;
         let num = layout.num;
+        if layout.place == IndexPlace::InRecord {
+            if self.bits() & !all_bits(num) != 0 || self.written >= num {
+                return Err("slab: index in the record out of bounds");
+            }
+            return if self.bits().count_ones() == num - self.active {
+                Ok(())
+            } else {
+                Err("slab: index in the record and active differ")
+            };
+        }
         if self.active > num || self.written > num || self.active > self.written {
             return Err("slab: active and written out of bounds");
         }
@@ -256,7 +349,7 @@ impl<H: Host> Record<H> {
             }
             if self.active < num {
                 // SAFETY: `num - 1` is within the index.
-                let holder = unsafe { self.object(self.entry(num - 1, layout.entry), layout.size) };
+                let holder = unsafe { self.object(self.entry(num - 1, cache), layout.size) };
                 if holder.as_ptr() != self.index {
                     return Err("slab: in-object index is not in the object handed out last");
                 }
@@ -264,13 +357,13 @@ impl<H: Host> Record<H> {
         }
         for at in self.active..self.written {
             // SAFETY: within the stored part of the index (S2).
-            let value = unsafe { self.entry(at, layout.entry) };
+            let value = unsafe { self.entry(at, cache) };
             if value >= num {
                 return Err("slab: index entry out of bounds");
             }
             for other in at + 1..num {
                 // SAFETY: as above.
-                if unsafe { self.entry(other, layout.entry) } == value {
+                if unsafe { self.entry(other, cache) } == value {
                     return Err("slab: index entry twice");
                 }
             }
@@ -278,7 +371,21 @@ impl<H: Host> Record<H> {
         Ok(())
     }
 
-    /// Lays the whole index down in the order given, so that nothing is implied.
+    /// Begins the slab at `start` of its cache's permutation.
+    ///
+    /// # Safety
+    /// S5; no object is out and no entry was stored; the permutation exists, or the index is in the record.
+    pub(crate) unsafe fn shuffle(&mut self, cache: &Cache<H>, start: u16) {
+        self.start = start;
+        // With the index in the record nothing else is needed, and the permutation need not exist.
+        if cache.layout.place == IndexPlace::InObject {
+            let last = self.implied(cache).number(cache.layout.num - 1);
+            // SAFETY: a number below `num`.
+            self.index = unsafe { self.object(last, cache.layout.size) }.as_ptr();
+        }
+    }
+
+    /// Lays the whole index down in the order given, so that nothing is implied: where there is no permutation.
     ///
     /// # Safety
     /// S5; no object is out; `order` is of `num` objects.

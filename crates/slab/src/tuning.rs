@@ -18,6 +18,8 @@ pub struct LayoutPolicy {
     pub min_objects: u32,
     /// Cache line size in bytes: the least colour step.
     pub cache_line: usize,
+    /// Whether slabs of 64 objects and fewer keep their index in their record instead of by the published rule.
+    pub in_record: bool,
 }
 
 /// The arrays of a cache, in objects.

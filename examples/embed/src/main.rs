@@ -38,6 +38,7 @@ const POLICY: Policy = Policy {
         max_order: 0,
         min_objects: 1,
         cache_line: 64,
+        in_record: false,
     },
     arrays: |size| ArrayTuning::linux(size, Board::PAGE_SIZE, 1),
     alien_limit: 0,

@@ -27,6 +27,7 @@ const POLICY: LayoutPolicy = LayoutPolicy {
     max_order: 1,
     min_objects: 1,
     cache_line: 64,
+    in_record: false,
 };
 /// The older rule put the index of objects from this size on into another cache.
 const OLD_OFF_SLAB: usize = 128;

@@ -82,13 +82,14 @@ fn pages_of_type_safe_objects_go_back_only_after_a_grace_period() {
 
 #[test]
 fn random_free_lists_are_permutations_that_differ_between_slabs() {
-    for (size, place) in [
-        (64, IndexPlace::InObject),
-        (480, IndexPlace::InObject),
-        (24, IndexPlace::Dedicated),
+    for (size, place, flavour) in [
+        (64, IndexPlace::InObject, Flavour::Linux),
+        (480, IndexPlace::InObject, Flavour::Linux),
+        (24, IndexPlace::Dedicated, Flavour::Linux),
+        (480, IndexPlace::InRecord, Flavour::Process),
     ] {
         let machine = Machine::builder().cpus(1).memory(1024).build();
-        let caches = ledger::boot(&machine, Flavour::Linux.policy());
+        let caches = ledger::boot(&machine, flavour.policy());
         caches.improvements().set_random_freelist(true);
         let handle = caches.create(&CacheParams::new("random", size, 8)).unwrap();
         assert_eq!(handle.layout().place, place, "{size}");

@@ -175,6 +175,7 @@ impl Flavour {
                 max_order: if self == Self::Process { 3 } else { 1 },
                 min_objects: 1,
                 cache_line: 64,
+                in_record: matches!(self, Self::Process | Self::Tiny),
             },
             arrays,
             alien_limit: if self == Self::Tiny { 3 } else { 12 },

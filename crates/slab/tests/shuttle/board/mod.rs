@@ -145,6 +145,7 @@ const POLICY: Policy = Policy {
         max_order: 1,
         min_objects: 1,
         cache_line: 64,
+        in_record: false,
     },
     arrays: |_| ArrayTuning {
         capacity: 4,
