@@ -2,7 +2,8 @@
 
 use crate::for_every_format;
 use crate::sample::{
-    absents, addresses, flag_combinations, leaf, leaf_levels, leaves, levels, shadow_stack,
+    MEMORIES, absents, addresses, flag_combinations, leaf, leaf_levels, leaves, levels,
+    shadow_stack,
 };
 use flagstone_pgtable::format::{Absent, Access, Arch, Entry, Format, Leaf, Level, Marks, Memory};
 
@@ -445,7 +446,6 @@ fn an_invalidation_is_needed_for_what_says_less_or_something_else() {
     fn check<F: Format>() {
         for level in leaf_levels::<F>() {
             let at = addresses::<F>(F::shift(level));
-            let other = [Memory::WriteBack, Memory::Device];
             let mut leaves: Vec<_> = (0..16 * 256u16)
                 .map(|bits| {
                     let access = Access::from_bits_truncate(bits as u8);
@@ -455,15 +455,13 @@ fn an_invalidation_is_needed_for_what_says_less_or_something_else() {
                 .filter(|leaf| F::can(level, leaf))
                 .step_by(3)
                 .collect();
-            let plain = leaf(
-                at[2],
-                Access::READ | Access::WRITE,
-                Marks::DIRTY,
-                other[0],
-                0,
-            );
-            leaves.extend([plain.moved(at[3]), plain.cached(other[1])]);
-            leaves.extend((F::SHADOW).then(|| plain.keyed(3)));
+            let write = Access::READ | Access::WRITE;
+            let plain = leaf(at[2], write, Marks::DIRTY, Memory::WriteBack, 0);
+            let kinds = MEMORIES.map(|memory| plain.cached(memory));
+            let keys = [1, 2, 4, 8].map(|key| plain.keyed(key));
+            let places = at.iter().map(|at| plain.moved(*at));
+            let others = kinds.into_iter().chain(keys).chain(places);
+            leaves.extend(others.filter(|leaf| F::can(level, leaf)));
             for was in &leaves {
                 for is in &leaves {
                     let (old, new) = (F::leaf(level, was), F::leaf(level, is));
