@@ -38,20 +38,25 @@ mod arch;
 mod builder;
 mod cost;
 mod delegate;
+mod device;
 mod history;
 mod machine;
 mod mmu;
+mod shrink;
 mod tables;
 mod violation;
 
 pub use arch::{Access, Arch, Geometry, Kind, Page, Rights, Word};
 pub use builder::{Builder, usual_caps};
 pub use cost::Costs;
+pub use device::{Completion, Device, DeviceModel, IoError, Request, SubmitError, Ticket};
 pub use flagstone_seeded::{
-    Failure, FailureKind, Policy, Report, Rng, Task, TaskCtx, for_each_seed, task,
+    Failure, FailureKind, Fault as OrderedFault, Policy, Report, Rng, Task, TaskCtx, for_each_seed,
+    task,
 };
 pub use history::Writer;
 pub use machine::Machine;
 pub use mmu::{Fault, FaultKind, MmuStats, Translation};
+pub use shrink::{Shrunk, shrink};
 pub use tables::Pending;
 pub use violation::{Rule, Violation};

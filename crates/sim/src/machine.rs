@@ -199,6 +199,20 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
         found.unwrap_or_else(|| panic!("frame {n} of a machine with fewer"))
     }
 
+    /// Every CPU forgets its table and everything that its unit holds, as if it were switched off: before the tables of a test are dropped.
+    ///
+    /// # Panics
+    /// In a run.
+    pub fn reset_units(&self) {
+        assert!(
+            !self.hooks().running(),
+            "CPUs are switched off between runs"
+        );
+        for unit in &mut self.unit.get().borrow_mut().cpus {
+            *unit = crate::mmu::CpuUnit::default();
+        }
+    }
+
     /// Turns what units do unasked (guesses, evictions) off and on again.
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.get().set(quiet);
@@ -234,8 +248,14 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
 
     /// Calls `each` with every leaf that can be reached from `root`, lowest address first.
     pub fn each_leaf(&self, root: PhysAddr, mut each: impl FnMut(Translation)) {
-        let unit = self.unit.get().borrow();
-        unit.each_leaf(self.hooks(), root.0, &mut each);
+        let mut leaves = Vec::new();
+        self.unit
+            .get()
+            .borrow()
+            .each_leaf(self.hooks(), root.0, &mut |leaf| leaves.push(leaf));
+        for leaf in leaves {
+            each(leaf);
+        }
     }
 
     /// How many translations `cpu` holds.

@@ -4,7 +4,7 @@
 //! invalidations of single addresses, one per `2^stride` bytes; each takes what translates that address. Cached tables go only if `tables` was asked
 //! for. Global translations go only if no address space was named.
 
-use super::cached::{Link, Tag};
+use super::cached::{Link, Links, Tag};
 use super::{Fault, Unit};
 use crate::arch::Word;
 use crate::violation::{Checked, Rule, broken};
@@ -186,6 +186,16 @@ impl Unit {
     pub(crate) fn completed(&mut self, hooks: Hooks<'_>, flight: &Flight) {
         let Flight { what, begun, .. } = flight;
         let mut cpus = core::mem::take(&mut self.cpus);
+        // Without `tables` a shootdown says nothing of entries that name tables.
+        fn claimed<'l>(links: &'l Links, what: &Invalidate) -> &'l [Link] {
+            let links = links.as_slice();
+            let first = if what.tables {
+                0
+            } else {
+                links.len().saturating_sub(1)
+            };
+            &links[first..]
+        }
         let why = |link: &Link| {
             let text = format!(
                 "a shootdown of {:#x}..{:#x} (stride {}, tables {}, {:?}) that began at event {begun} and has ended covers the entry at {:#x}",
@@ -198,7 +208,7 @@ impl Unit {
                 if t.condemned.is_none()
                     && self.is_for(what, t.tag)
                     && covers(what, t.va, t.shift)
-                    && let Some(link) = self.stale_at(hooks, t.links.as_slice(), *begun)
+                    && let Some(link) = self.stale_at(hooks, claimed(&t.links, what), *begun)
                 {
                     t.condemned = why(link);
                 }

@@ -124,31 +124,8 @@ struct FrameNote {
     words: Vec<u16>,
 }
 
-/// What a context knows of words of tables: the last ones that it read or wrote.
-#[derive(Clone, Debug, Default)]
-struct Seen {
-    words: Vec<(u64, u64)>,
-    next: usize,
-}
-
-const SEEN: usize = 32;
-
-impl Seen {
-    fn note(&mut self, at: u64, value: u64) {
-        if let Some(known) = self.words.iter_mut().find(|w| w.0 == at) {
-            known.1 = value;
-        } else if self.words.len() < SEEN {
-            self.words.push((at, value));
-        } else {
-            self.words[self.next] = (at, value);
-            self.next = (self.next + 1) % SEEN;
-        }
-    }
-
-    fn get(&self, at: u64) -> Option<u64> {
-        self.words.iter().find(|w| w.0 == at).map(|w| w.1)
-    }
-}
+/// What a context knows of words of tables: what it last read or wrote.
+type Seen = AddressMap<u64>;
 
 /// What happened in all units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -324,7 +301,7 @@ impl Unit {
         if self.seen.len() <= context {
             self.seen.resize(context + 1, Seen::default());
         }
-        self.seen[context].note(at, value);
+        self.seen[context].insert(at, value);
     }
 
     /// What the running context knows of a word, if it has looked at it lately.
@@ -333,7 +310,7 @@ impl Unit {
     }
 
     fn seen(&self, hooks: Hooks<'_>, at: u64) -> Option<u64> {
-        self.seen.get(hooks.context())?.get(at)
+        self.seen.get(hooks.context())?.get(&at).copied()
     }
 
     /// What contexts know is of the last run.
