@@ -7,6 +7,7 @@ use crate::history::AddressMap;
 use crate::machine::Machine;
 use core::cell::{Cell, RefCell};
 use core::fmt;
+use core::ptr::NonNull;
 use flagstone_seeded::{Fault, Rng};
 use flagstone_types::{Nanos, Pfn};
 
@@ -228,33 +229,40 @@ impl<'m, const SHIFT: u32, const ORDER: u32> Device<'m, SHIFT, ORDER> {
         Ok(ticket)
     }
 
-    fn bytes(&self, pfn: Pfn) -> Option<&mut [u8]> {
-        let frame = self.machine.hooks().frame(pfn)?;
-        // SAFETY: B5 of seeded's model: a frame is whole; M3: nobody else runs while the device copies, and who submitted the request
-        // has given the frame to the device until it comes back.
-        Some(unsafe { core::slice::from_raw_parts_mut(frame.as_ptr(), 1 << SHIFT) })
+    /// Copies a block into a frame.
+    fn load(&self, into: Pfn, block: &[u8]) {
+        if let Some(frame) = self.machine.hooks().frame(into) {
+            // SAFETY: B5 of seeded's model: a frame is whole, and a block has its size; M3: nobody else runs while the device copies, and who
+            // submitted the request has given the frame to the device until it comes back.
+            unsafe { frame.copy_from_nonoverlapping(NonNull::from(block).cast(), block.len()) };
+        }
+    }
+
+    /// Copies the beginning of a frame into (that much of) a block.
+    fn store(&self, from: Pfn, block: &mut [u8]) {
+        if let Some(frame) = self.machine.hooks().frame(from) {
+            // SAFETY: as in `load`.
+            unsafe { frame.copy_to_nonoverlapping(NonNull::from(&mut *block).cast(), block.len()) };
+        }
     }
 
     fn complete(&self, request: Request, fails: bool) -> Result<Request, IoError> {
         let mut contents = self.contents.borrow_mut();
         match request {
             Request::Read { block, into } if !fails => {
-                if let Some(bytes) = self.bytes(into) {
-                    match contents.get(&block) {
-                        Some(stored) => bytes.copy_from_slice(stored),
-                        None => bytes.fill(0),
-                    }
-                }
+                let stored = contents
+                    .entry(block)
+                    .or_insert_with(|| vec![0; 1 << SHIFT].into());
+                self.load(into, stored);
             }
             Request::Write { block, from } => {
-                if let Some(bytes) = self.bytes(from) {
-                    let stored = contents
-                        .entry(block)
-                        .or_insert_with(|| vec![0; 1 << SHIFT].into());
-                    let torn = if fails { bytes.len() / 2 } else { bytes.len() };
-                    if !fails || self.rng.chance(128) {
-                        stored[..torn].copy_from_slice(&bytes[..torn]);
-                    }
+                let stored = contents
+                    .entry(block)
+                    .or_insert_with(|| vec![0; 1 << SHIFT].into());
+                if !fails {
+                    self.store(from, stored);
+                } else if self.rng.chance(128) {
+                    self.store(from, &mut stored[..1 << (SHIFT - 1)]);
                 }
             }
             Request::Discard { block } if !fails => {
@@ -322,7 +330,7 @@ mod tests {
     }
 
     fn fill(device: &Device<'_, 12, 4>, pfn: Pfn, byte: u8) {
-        device.bytes(pfn).unwrap().fill(byte);
+        device.load(pfn, &[byte; 4096]);
     }
 
     #[test]
@@ -347,7 +355,9 @@ mod tests {
             device.submit(Request::Read { block, into }).unwrap();
             device.wait().unwrap().1.unwrap();
             let expected = if block < 16 { block as u8 } else { 0 };
-            assert!(device.bytes(into).unwrap().iter().all(|b| *b == expected));
+            let mut bytes = [0xff; 4096];
+            device.store(into, &mut bytes);
+            assert!(bytes.iter().all(|b| *b == expected));
         }
     }
 

@@ -40,6 +40,7 @@ mod cost;
 mod delegate;
 mod device;
 mod history;
+mod image;
 mod machine;
 mod mmu;
 mod shrink;
@@ -55,6 +56,7 @@ pub use flagstone_seeded::{
     task,
 };
 pub use history::Writer;
+pub use image::{NOTE_NAME, NOTE_SPACES, Space};
 pub use machine::Machine;
 pub use mmu::{Fault, FaultKind, MmuStats, Translation};
 pub use shrink::{Shrunk, shrink};
