@@ -4,13 +4,15 @@
 use crate::allocator::Allocator;
 use crate::arrays::{Bare, Floor};
 use crate::caches::{self, Objects};
+use crate::stages::{LIST, RIVAL};
 use crate::{BATCH_SIZES, Error, Print, Scale, loops, processors};
 use flagstone_malloc::process::{
     ArrayForm, ExchangeLock, Plain, ProcessWith, Restartable, TransactionArray, TransactionList,
 };
 
-/// The forms. `plain` is for one thread only.
-pub(crate) const SUBJECTS: &[&str] = &["restartable", "exchange", "tid-array", "tid-list", "plain"];
+/// The forms; the list once more over CPU slabs. `plain` is for one thread only.
+pub(crate) const SUBJECTS: &[&str] =
+    &["restartable", "exchange", "tid-array", LIST, RIVAL, "plain"];
 
 /// Bytes of the object of a pair.
 const PAIR: usize = 64;
@@ -18,10 +20,10 @@ const PAIR: usize = 64;
 /// `known/floor`, `known/array`, `known/cache` for pairs, `known/SIZE/…` for batches.
 pub(crate) fn measure(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
     match subject {
-        "restartable" => with::<Restartable>(scale, print, called::pairs),
-        "exchange" => with::<ExchangeLock>(scale, print, Objects::called_pairs),
-        "tid-array" => with::<TransactionArray>(scale, print, Objects::called_pairs),
-        "tid-list" => with::<TransactionList>(scale, print, Objects::called_pairs),
+        "restartable" => with::<Restartable>(subject, scale, print, called::pairs),
+        "exchange" => with::<ExchangeLock>(subject, scale, print, Objects::called_pairs),
+        "tid-array" => with::<TransactionArray>(subject, scale, print, Objects::called_pairs),
+        LIST | RIVAL => with::<TransactionList>(subject, scale, print, Objects::called_pairs),
         // A plain array counts as CPU 0's, so that another CPU's limit can not be set.
         _ if processors::allowed()?[0] != 0 => Err(Error::Processor {
             cpu: 0,
@@ -29,17 +31,19 @@ pub(crate) fn measure(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Re
                 "plain arrays are CPU 0's, where this process may not run",
             ),
         }),
-        _ => with::<Plain>(scale, print, Objects::called_pairs),
+        _ => with::<Plain>(subject, scale, print, Objects::called_pairs),
     }
 }
 
 fn with<F: ArrayForm>(
+    subject: &str,
     scale: &Scale,
     print: &mut Print<'_>,
     called_pairs: fn(&Objects<'static, F>, u32),
 ) -> Result<(), Error> {
     processors::stay_on_first()?;
     let caches = caches::bring_up::<F>(caches::SHIPPED)?;
+    caches.improvements().set_cpu_slabs(subject == RIVAL);
     let objects = Objects::new(caches, PAIR)?;
     let mut bare = Bare::<F>::new(ProcessWith::start())?;
     let floor = Floor::new();

@@ -10,16 +10,22 @@ use crate::caches::{self, Objects};
 use crate::clock::{Clock, Span};
 use crate::{Error, Print, SHORT_SIZES, Scale, processors};
 use core::ptr::NonNull;
-use flagstone_malloc::process::{ArrayForm, Process, Restartable};
+use flagstone_malloc::process::{ArrayForm, ProcessWith, Restartable, TransactionList};
 use flagstone_slab::{Caches, Improvements};
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Instant;
 
-/// Each adds one improvement to the one before; the last has other arrays.
+/// Each of the first adds one improvement to the one before; `shipped` has other arrays. The last two have the published arrays again, as
+/// lists through the objects, without and with slabs for each CPU: the rival form.
 pub(crate) const SUBJECTS: &[&str] = &[
-    "before", "+colour", "+refill", "+look", "+release", "shipped",
+    "before", "+colour", "+refill", "+look", "+release", "shipped", LIST, RIVAL,
 ];
+
+/// Arrays that are lists through the objects.
+pub(crate) const LIST: &str = "tid-list";
+/// The same over CPU slabs.
+pub(crate) const RIVAL: &str = "tid-list+cpu";
 
 /// Switches on what the stage named `subject` has, and nothing else.
 pub(crate) fn switch(improvements: &Improvements, subject: &str) {
@@ -31,15 +37,16 @@ pub(crate) fn switch(improvements: &Improvements, subject: &str) {
     improvements.set_refill_first(stage >= 2);
     improvements.set_lockless_look(stage >= 3);
     improvements.set_release_once(stage >= 4);
+    improvements.set_cpu_slabs(subject == RIVAL);
 }
 
-fn bring_up(subject: &str) -> Result<&'static Caches<Process>, Error> {
+fn bring_up<F: ArrayForm>(subject: &str) -> Result<&'static Caches<ProcessWith<F>>, Error> {
     let policy = if subject == "shipped" {
         caches::SHIPPED
     } else {
         caches::PUBLISHED
     };
-    let caches = caches::bring_up::<Restartable>(policy)?;
+    let caches = caches::bring_up::<F>(policy)?;
     switch(caches.improvements(), subject);
     Ok(caches)
 }
@@ -49,8 +56,19 @@ const LEAST: u32 = 3;
 
 /// `stages/SIZE/alloc|free`: nanoseconds of one operation on one CPU, and cycles.
 pub(crate) fn contend(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
+    match subject {
+        LIST | RIVAL => contend_on::<TransactionList>(subject, scale, print),
+        _ => contend_on::<Restartable>(subject, scale, print),
+    }
+}
+
+fn contend_on<F: ArrayForm>(
+    subject: &str,
+    scale: &Scale,
+    print: &mut Print<'_>,
+) -> Result<(), Error> {
     let cpus = processors::allowed()?;
-    let caches = bring_up(subject)?;
+    let caches = bring_up::<F>(subject)?;
     for &size in SHORT_SIZES {
         let objects = Objects::new(caches, size)?;
         // The time of one repetition says how many there will be, so that all threads make as many.
@@ -131,9 +149,20 @@ unsafe impl Send for Handful {}
 
 /// `exchange/SIZE`: nanoseconds from one object to the next, each allocated on one CPU and freed on another.
 pub(crate) fn exchange(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
+    match subject {
+        LIST | RIVAL => exchange_on::<TransactionList>(subject, scale, print),
+        _ => exchange_on::<Restartable>(subject, scale, print),
+    }
+}
+
+fn exchange_on<F: ArrayForm>(
+    subject: &str,
+    scale: &Scale,
+    print: &mut Print<'_>,
+) -> Result<(), Error> {
     let cpus = processors::allowed()?;
     let (from, to) = (cpus[0], cpus[cpus.len() - 1]);
-    let caches = bring_up(subject)?;
+    let caches = bring_up::<F>(subject)?;
     for &size in SHORT_SIZES {
         let objects = Objects::new(caches, size)?;
         hand_over(&objects, size, (from, to), HANDFUL * ON_THE_WAY * 4)?;

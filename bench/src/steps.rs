@@ -5,16 +5,19 @@
 //! to the host or a part of one. Nothing depends on the machine that this runs on; another seed is another schedule.
 
 use crate::caches::PUBLISHED;
-use crate::{Error, Print, STEP_SIZES, Scale, stages};
+use crate::stages::{self, LIST, RIVAL};
+use crate::{Error, Print, STEP_SIZES, Scale};
 use core::cell::Cell;
 use flagstone_frames::Frames;
 use flagstone_host::{Count, Event, LockClass, classes};
-use flagstone_seeded::{Machine, Policy as Schedule, Task, TaskCtx, task};
+use flagstone_seeded::{ArrayForm, Machine, Policy as Schedule, Task, TaskCtx, task};
 use flagstone_slab::{CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy};
 use flagstone_types::Gfp;
 
-/// The stages that differ by a switch.
-pub(crate) const SUBJECTS: &[&str] = &["before", "+colour", "+refill", "+look", "+release"];
+/// The stages that differ by a switch, and the rival form without and with CPU slabs.
+pub(crate) const SUBJECTS: &[&str] = &[
+    "before", "+colour", "+refill", "+look", "+release", LIST, RIVAL,
+];
 
 const CPUS: usize = 8;
 /// Objects on each CPU at most; a simulated machine's memory is memory of this process.
@@ -28,6 +31,10 @@ const CALM: u32 = 8;
 /// `…/slabs` that were made, per 1,000 operations.
 pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Result<(), Error> {
     let objects = scale.count.min(OBJECTS);
+    let form = match subject {
+        LIST | RIVAL => ArrayForm::TransactionList,
+        _ => ArrayForm::Restartable,
+    };
     for &size in STEP_SIZES {
         let pages = (2 * CPUS * objects * size) / 4096 + 1024;
         let machine = Machine::builder()
@@ -36,6 +43,7 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
             .memory(pages.next_multiple_of(64))
             .policy(Schedule::Uniform { mean: CALM })
             .preemption(0)
+            .form(form)
             .build();
         let layout = LayoutPolicy {
             min_order: 0,
@@ -142,6 +150,15 @@ mod tests {
                 let metric = format!("steps/{size}/{what}");
                 assert!(after[&metric] < before[&metric], "{metric}");
             }
+        }
+    }
+
+    #[test]
+    fn slabs_for_each_cpu_take_fewer_locks_of_the_node() {
+        let (list, rival) = (counted(LIST), counted(RIVAL));
+        for size in STEP_SIZES {
+            let metric = format!("steps/{size}/locks");
+            assert!(rival[&metric] < list[&metric], "{metric}");
         }
     }
 }
