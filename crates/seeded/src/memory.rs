@@ -27,22 +27,43 @@ const EXISTS: u8 = 1;
 const COMMITTED: u8 = 2;
 const TOUCHED: u8 = 4;
 
+/// Areas from so many bytes on are mappings of their own: fresh pages are zero without being cleared, and only those that are used cost anything.
+const MAPPED: usize = 256 << 10;
+
 /// Zeroed memory of the test process, given back when dropped.
 #[derive(Debug)]
 struct Area {
     base: NonNull<u8>,
+    /// Its size says whether it is a mapping.
     layout: Layout,
     /// `base` rounded up to the alignment that was asked for.
     start: NonNull<u8>,
 }
 
 impl Area {
-    /// The allocator is asked for small alignment and the rest is done here: it then hands out fresh zero
-    /// pages instead of clearing them.
+    /// Alignment is done here: an allocator asked for it would clear what it hands out.
     fn new(bytes: usize, align: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.checked_add(align)?, 16).ok()?;
-        // SAFETY: B5: the size is not zero, since `align` is not.
-        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        let base = if layout.size() >= MAPPED {
+            // SAFETY: a new mapping at an address that the system chooses touches nothing that exists.
+            let mapping = unsafe {
+                libc::mmap(
+                    core::ptr::null_mut(),
+                    layout.size(),
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                    -1,
+                    0,
+                )
+            };
+            if mapping == libc::MAP_FAILED {
+                return None;
+            }
+            NonNull::new(mapping.cast())?
+        } else {
+            // SAFETY: B5: the size is not zero, since `align` is not.
+            NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?
+        };
         let start = base.as_ptr().map_addr(|a| a.next_multiple_of(align));
         Some(Self {
             base,
@@ -54,8 +75,13 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: B5: allocated in `new` with this layout, freed once.
-        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+        if self.layout.size() >= MAPPED {
+            // SAFETY: B5: mapped in `new` with this size, unmapped once.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.layout.size()) };
+        } else {
+            // SAFETY: B5: allocated in `new` with this layout, freed once.
+            unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+        }
     }
 }
 
