@@ -33,6 +33,8 @@ pub unsafe trait PageMap {
     const PAGE_SIZE: usize = 1 << Self::PAGE_SHIFT;
     /// The largest order of the buddy lists (Linux: 10).
     const MAX_ORDER: u32 = 10;
+    /// Frames whose metadata fill one page.
+    const RECORDS: usize = Self::PAGE_SIZE / META_BYTES;
 
     /// The 64 bytes of metadata of a frame, `None` where no memory can be.
     fn meta(&self, pfn: Pfn) -> Option<NonNull<u8>>;
