@@ -9,7 +9,8 @@ use crate::machine::Machine;
 use crate::rng::Rng;
 use crate::schedule::Policy;
 use crate::thread_bound::ThreadBound;
-use flagstone_types::{Nid, Zone};
+use flagstone_host::MemmapCaps;
+use flagstone_types::{Nid, Order, Zone};
 
 /// Memory of a node: frames of one zone.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,15 @@ pub(crate) struct Piece {
     pub(crate) unadded: bool,
 }
 
+/// Memory of a device: not there at start, and its records are to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DevicePiece {
+    pub(crate) nid: Nid,
+    pub(crate) pages: usize,
+    /// The first frame number is a multiple of so many frames.
+    pub(crate) align: Order,
+}
+
 /// Everything that a machine is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -30,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) page_shift: u32,
     pub(crate) max_order: u32,
     pub(crate) pieces: Vec<Piece>,
+    pub(crate) devices: Vec<DevicePiece>,
+    pub(crate) memmap: MemmapCaps,
     pub(crate) policy: Option<Policy>,
     pub(crate) disturb: u32,
     pub(crate) interrupts: bool,
@@ -56,6 +68,8 @@ pub struct Builder<const SHIFT: u32 = 12, const ORDER: u32 = 6> {
     nodes: usize,
     pages: usize,
     pieces: Vec<Piece>,
+    devices: Vec<DevicePiece>,
+    memmap: MemmapCaps,
     policy: Option<Policy>,
     disturb: Option<u32>,
     interrupts: Option<bool>,
@@ -89,6 +103,8 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             nodes: 1,
             pages: 4 << ORDER,
             pieces: Vec::new(),
+            devices: Vec::new(),
+            memmap: MemmapCaps::NONE,
             policy: None,
             disturb: None,
             interrupts: None,
@@ -160,6 +176,21 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             pages,
             unadded: true,
         });
+        self
+    }
+
+    /// Memory of a device, in [`Machine::device_ranges`] for a test to add, its first frame number a multiple of `2^align`. Its
+    /// records are mapped by [`flagstone_host::VirtualMemmap`]. Takes memory of the test only where it is written.
+    #[must_use]
+    pub fn device(mut self, nid: Nid, pages: usize, align: Order) -> Self {
+        self.devices.push(DevicePiece { nid, pages, align });
+        self
+    }
+
+    /// What the machine says about sharing records; without this that it shares none.
+    #[must_use]
+    pub fn memmap(mut self, caps: MemmapCaps) -> Self {
+        self.memmap = caps;
         self
     }
 
@@ -244,7 +275,10 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             }
             pieces.extend(own());
         }
-        let stray = self.pieces.iter().find(|p| p.nid.index() >= self.nodes);
+        let nids = self.pieces.iter().map(|p| p.nid);
+        let stray = nids
+            .chain(self.devices.iter().map(|p| p.nid))
+            .find(|nid| nid.index() >= self.nodes);
         assert!(
             stray.is_none(),
             "memory on a node that does not exist: {stray:?}"
@@ -256,6 +290,8 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
             page_shift: SHIFT,
             max_order: ORDER,
             pieces,
+            devices: self.devices,
+            memmap: self.memmap,
             policy: self.policy,
             disturb,
             interrupts,

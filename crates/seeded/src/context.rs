@@ -369,7 +369,10 @@ impl Drop for Core {
             CURRENT.set(core::ptr::null());
         }
         if !std::thread::panicking()
-            && let Err(text) = self.memory.check_uncommitted()
+            && let Err(text) = self
+                .memory
+                .check_uncommitted()
+                .and_then(|()| self.memory.check_shared_records())
         {
             let failure = Failure {
                 seed: self.config.seed,

@@ -16,9 +16,11 @@ pub enum Call {
     NewArray,
     /// `Host::stop_arrays`: `None`.
     StopArrays,
+    /// `VirtualMemmap::map_memmap`: out of memory, nothing mapped.
+    MapMemmap,
 }
 
-const CALLS: usize = 5;
+const CALLS: usize = 6;
 
 /// Which calls fail. Calls are counted from 1, from the moment of the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

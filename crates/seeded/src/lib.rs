@@ -25,6 +25,7 @@
 //! `MODEL.md` says what is simulated, what is not, and why the array forms are right.
 
 mod arrays;
+mod backing;
 mod builder;
 mod context;
 mod failure;
@@ -33,6 +34,7 @@ mod grace;
 mod hooks;
 mod lock;
 mod machine;
+mod memmap;
 mod memory;
 mod rng;
 mod run;

@@ -2,47 +2,47 @@
 //!
 //! Each node has an area of whole largest blocks, with at least one block without memory before the next node's
 //! (M1 of the host's model); the areas lie in one allocation, in an order that the seed chooses. The books say of every frame whether it exists, is committed, and may hold
-//! anything but zero; they are compared with the bytes (clauses B1 to B4 of `MODEL.md`).
+//! anything but zero; they are compared with the bytes (clauses B1 to B4 of `MODEL.md`). What a host calls to commit and release
+//! it is in `backing.rs`.
 
 use crate::builder::Config;
 use crate::context::{Core, Point};
 use crate::failure::FailureKind;
 use crate::faults::Call;
 use crate::machine::Machine;
+use crate::memmap::Devices;
 use crate::rng::Rng;
 use core::alloc::Layout;
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
-use flagstone_host::{Backing, META_BYTES, MemRange, PageMap, PhysMem};
+use flagstone_host::{META_BYTES, MemRange, PageMap, PhysMem};
 use flagstone_types::{AllocError, Nid, Pfn, PfnRange};
 
 /// What uncommitted frames hold.
-const UNCOMMITTED: u8 = 0xa5;
-/// What frames hold while they are being released.
-const RELEASING: u8 = 0xdb;
+pub(crate) const UNCOMMITTED: u8 = 0xa5;
 /// Bytes that the boot allocator takes at once.
 const ARENA: usize = 64 << 10;
 
-const EXISTS: u8 = 1;
-const COMMITTED: u8 = 2;
-const TOUCHED: u8 = 4;
+pub(crate) const EXISTS: u8 = 1;
+pub(crate) const COMMITTED: u8 = 2;
+pub(crate) const TOUCHED: u8 = 4;
 
 /// Areas from so many bytes on are mappings of their own: fresh pages are zero without being cleared, and only those that are used cost anything.
 const MAPPED: usize = 256 << 10;
 
 /// Zeroed memory of the test process, given back when dropped.
 #[derive(Debug)]
-struct Area {
+pub(crate) struct Area {
     base: NonNull<u8>,
     /// Its size says whether it is a mapping.
     layout: Layout,
     /// `base` rounded up to the alignment that was asked for.
-    start: NonNull<u8>,
+    pub(crate) start: NonNull<u8>,
 }
 
 impl Area {
     /// Alignment is done here: an allocator asked for it would clear what it hands out.
-    fn new(bytes: usize, align: usize) -> Option<Self> {
+    pub(crate) fn new(bytes: usize, align: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.checked_add(align)?, 16).ok()?;
         let base = if layout.size() >= MAPPED {
             // SAFETY: a new mapping at an address that the system chooses touches nothing that exists.
@@ -101,6 +101,8 @@ struct Node {
 pub(crate) struct Memory {
     shift: u32,
     nodes: Vec<Node>,
+    /// Memory of devices, whose records are mapped.
+    pub(crate) devices: Devices,
     boot: Vec<MemRange>,
     unadded: Vec<MemRange>,
     arenas: RefCell<Vec<(Area, usize)>>,
@@ -181,6 +183,7 @@ impl Memory {
         let memory = Self {
             shift: config.page_shift,
             nodes,
+            devices: Devices::new(config, next),
             boot,
             unadded,
             arenas: RefCell::default(),
@@ -207,7 +210,7 @@ impl Memory {
     }
 
     /// The book and the start of each frame of `frames`, which exist.
-    fn each(&self, frames: PfnRange, mut f: impl FnMut(&Cell<u8>, NonNull<u8>)) {
+    pub(crate) fn each(&self, frames: PfnRange, mut f: impl FnMut(&Cell<u8>, NonNull<u8>)) {
         for pfn in frames.start.0..frames.end().0 {
             if let Some(node) = self.node(pfn) {
                 let at = pfn - node.start;
@@ -234,7 +237,7 @@ impl Memory {
     }
 
     /// The first frame of `frames` that has not `value` in every byte.
-    fn other_than(&self, frames: PfnRange, value: u8, bits: u8, of: u8) -> Option<Pfn> {
+    pub(crate) fn other_than(&self, frames: PfnRange, value: u8, bits: u8, of: u8) -> Option<Pfn> {
         let mut pfn = frames.start.0;
         let mut found = None;
         self.each(frames, |book, frame| {
@@ -248,7 +251,9 @@ impl Memory {
 
     /// Where frame `pfn` is, if there is one.
     pub(crate) fn frame(&self, pfn: usize) -> Option<NonNull<u8>> {
-        let node = self.node(pfn)?;
+        let Some(node) = self.node(pfn) else {
+            return self.devices.frame(pfn);
+        };
         let at = pfn - node.start;
         // SAFETY: B5: `at` is below the pages of the node.
         (node.books[at].get() & EXISTS != 0).then(|| unsafe { node.base.add(at << self.shift) })
@@ -256,7 +261,9 @@ impl Memory {
 
     /// Where the record of `pfn` is, if there is one.
     pub(crate) fn record(&self, pfn: usize) -> Option<NonNull<u8>> {
-        let node = self.node(pfn)?;
+        let Some(node) = self.node(pfn) else {
+            return self.mapped_record(pfn);
+        };
         // SAFETY: B5: the node has a record for each of its frames.
         Some(unsafe { node.meta.add((pfn - node.start) * META_BYTES) })
     }
@@ -286,7 +293,7 @@ impl Memory {
                 ));
             }
         }
-        Ok(())
+        self.check_shared_records()
     }
 
     pub(crate) fn tag_of(&self, pfn: Pfn) -> u16 {
@@ -327,7 +334,7 @@ impl Memory {
 }
 
 impl Core {
-    fn must_exist(&self, call: &str, frames: PfnRange, bits: u8) {
+    pub(crate) fn must_exist(&self, call: &str, frames: PfnRange, bits: u8) {
         if let Some(pfn) = self.memory.lacking(frames, bits) {
             let exists = self.memory.book(pfn.0) & EXISTS != 0;
             let what = if exists {
@@ -352,21 +359,17 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> PageMap for &Machine<SHIFT, ORDE
     fn meta(&self, pfn: Pfn) -> Option<NonNull<u8>> {
         let core = self.core();
         core.step(Point::Memory);
-        let node = core.memory.node(pfn.0)?;
-        // SAFETY: B5: the node has a record for each of its frames.
-        Some(unsafe { node.meta.add((pfn.0 - node.start) * META_BYTES) })
+        core.memory.record(pfn.0)
     }
 
     fn nid(&self, pfn: Pfn) -> Nid {
         let core = self.core();
         core.step(Point::Memory);
-        match core
-            .memory
-            .nodes
-            .iter()
-            .position(|n| pfn.0.wrapping_sub(n.start) < n.pages)
-        {
-            Some(nid) => Nid(nid as u16),
+        let holds = |n: &Node| pfn.0.wrapping_sub(n.start) < n.pages;
+        let nid = core.memory.nodes.iter().position(holds);
+        let of_device = || core.memory.devices.nid(PfnRange::new(pfn, 1));
+        match nid.map(|nid| Nid(nid as u16)).or_else(of_device) {
+            Some(nid) => nid,
             None => core.fail(
                 FailureKind::Memory,
                 format!("nid of frame {pfn}, where no memory can be"),
@@ -398,6 +401,9 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> PhysMem for &Machine<SHIFT, ORDE
     fn frame_ptr(&self, pfn: Pfn) -> NonNull<u8> {
         let core = self.core();
         core.step(Point::Memory);
+        if let Some(frame) = core.memory.devices.frame(pfn.0) {
+            return frame;
+        }
         let Some(node) = core.memory.node(pfn.0) else {
             core.fail(
                 FailureKind::Memory,
@@ -411,10 +417,11 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> PhysMem for &Machine<SHIFT, ORDE
     fn pfn_of(&self, address: usize) -> Option<Pfn> {
         let core = self.core();
         core.step(Point::Memory);
-        core.memory.nodes.iter().find_map(|n| {
+        let of_node = core.memory.nodes.iter().find_map(|n| {
             let offset = address.wrapping_sub(n.base.addr().get());
             (offset < n.pages << SHIFT).then(|| Pfn(n.start + (offset >> SHIFT)))
-        })
+        });
+        of_node.or_else(|| core.memory.devices.shown_at(address))
     }
 
     fn tag(&self, frames: PfnRange, tag: u16) {
@@ -430,97 +437,5 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> PhysMem for &Machine<SHIFT, ORDE
                 tags[pfn - node.start] = tag;
             }
         }
-    }
-}
-
-impl<const SHIFT: u32, const ORDER: u32> Backing for &Machine<SHIFT, ORDER> {
-    const CAN_RELEASE: bool = true;
-
-    fn commit(&self, frames: PfnRange) -> Result<(), AllocError> {
-        let core = self.core();
-        core.step(Point::Backing);
-        core.must_exist("commit", frames, EXISTS);
-        if core.faults.fails(Call::Commit, &core.rng) {
-            return Err(AllocError::OutOfMemory);
-        }
-        if let Some(pfn) = core.memory.other_than(frames, UNCOMMITTED, COMMITTED, 0) {
-            core.fail(
-                FailureKind::Memory,
-                format!("frame {pfn} was written before it was committed"),
-            );
-        }
-        core.memory.each(frames, |book, frame| {
-            if book.get() & COMMITTED == 0 {
-                book.set(EXISTS | COMMITTED);
-                // SAFETY: B5: a frame is PAGE_SIZE bytes; nobody may use it before it is committed (M5).
-                unsafe { frame.write_bytes(0, 1 << SHIFT) };
-            }
-        });
-        core.step(Point::Backing);
-        Ok(())
-    }
-
-    fn release(&self, frames: PfnRange) -> bool {
-        let core = self.core();
-        core.step(Point::Backing);
-        core.must_exist("release", frames, EXISTS | COMMITTED);
-        if core.faults.fails(Call::Release, &core.rng) {
-            core.memory.each(frames, |_, frame| {
-                if core.rng.chance(64) {
-                    // SAFETY: B5: a frame is PAGE_SIZE bytes; M6: the caller owns it, and some may be zero already.
-                    unsafe { frame.write_bytes(0, 1 << SHIFT) };
-                }
-            });
-            return false;
-        }
-        // SAFETY: B5: a frame is PAGE_SIZE bytes; M6: the caller owns it.
-        core.memory.each(frames, |_, frame| unsafe {
-            frame.write_bytes(RELEASING, 1 << SHIFT)
-        });
-        core.step(Point::Backing);
-        core.step(Point::Backing);
-        if let Some(pfn) = core.memory.other_than(frames, RELEASING, EXISTS, EXISTS) {
-            core.fail(
-                FailureKind::Memory,
-                format!("frame {pfn} was written while it was being released"),
-            );
-        }
-        core.memory.each(frames, |book, frame| {
-            // SAFETY: B5: a frame is PAGE_SIZE bytes; M6: the caller owns it.
-            unsafe { frame.write_bytes(0, 1 << SHIFT) };
-            book.set(EXISTS | COMMITTED);
-        });
-        core.step(Point::Backing);
-        true
-    }
-
-    fn take(&self, frames: PfnRange) -> bool {
-        let core = self.core();
-        core.step(Point::Backing);
-        core.must_exist("take", frames, EXISTS | COMMITTED);
-        let known = EXISTS | COMMITTED | TOUCHED;
-        if let Some(pfn) = core.memory.other_than(frames, 0, known, EXISTS | COMMITTED) {
-            let text =
-                format!("frame {pfn} is known to be zero, but was written without being taken");
-            core.fail(FailureKind::Memory, text);
-        }
-        let mut zero = true;
-        core.memory.each(frames, |book, _| {
-            zero &= book.get() & TOUCHED == 0;
-            book.set(known);
-        });
-        core.step(Point::Backing);
-        zero
-    }
-
-    fn touched(&self, frames: PfnRange) -> usize {
-        let core = self.core();
-        core.step(Point::Backing);
-        core.must_exist("touched", frames, EXISTS);
-        let mut touched = 0;
-        core.memory.each(frames, |book, _| {
-            touched += usize::from(book.get() & TOUCHED != 0)
-        });
-        touched
     }
 }
