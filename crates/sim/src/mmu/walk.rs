@@ -161,7 +161,19 @@ impl Walk {
                 event,
             }
         };
+        self.follow(unit, hooks, cpu, link)
+    }
+
+    /// Goes on with an entry as it is at this moment.
+    fn follow(
+        &mut self,
+        unit: &mut Unit,
+        hooks: Hooks<'_>,
+        cpu: usize,
+        link: Link,
+    ) -> Checked<Progress> {
         let raw = link.raw;
+        let registers = unit.arch == Arch::X86Pae && self.level == unit.geometry.top;
         match unit.arch.decode(self.level, raw, &unit.caps) {
             Word::Invalid => Ok(Progress::Fault(FaultKind::NotPresent, self.level)),
             Word::Reserved(bits) => Ok(Progress::Fault(FaultKind::Reserved(bits), self.level)),
@@ -250,6 +262,13 @@ impl Walk {
         };
         if now == read.raw {
             unit.unit_write(hooks, cpu, read.at, now, new, by);
+            let event = unit.next_event();
+            let link = Link {
+                raw: new,
+                event,
+                ..read
+            };
+            return self.follow(unit, hooks, cpu, link);
         } else if unit.caps.stray_dirty
             && matches!(
                 unit.arch.decode(self.level, read.raw, &unit.caps),
@@ -261,7 +280,7 @@ impl Walk {
             let stray = now | new & unit.arch.unit_bits();
             unit.unit_write(hooks, cpu, read.at, now, stray, Writer::UnitStray);
         }
-        // The entry is read again either way: what it says now is what counts.
+        // The entry has changed, and is read again: what it says now is what counts.
         Ok(Progress::More)
     }
 }
