@@ -191,7 +191,7 @@ impl<const SHIFT: u32, const ORDER: u32> Builder<SHIFT, ORDER> {
         self
     }
 
-    /// The command that replays this machine's run, which a failure prints. Without it the environment variable of tests is named.
+    /// The command that replays this machine's run, which a broken rule prints besides the environment variable of tests.
     #[must_use]
     pub fn replay(mut self, command: String) -> Self {
         self.replay = Some(command);

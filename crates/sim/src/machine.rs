@@ -60,12 +60,10 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
     }
 
     fn fail(&self, violation: Violation) -> ! {
-        let seed = self.inner.seed();
-        let replay = match &self.replay {
-            Some(command) => command.clone(),
-            None => format!("FLAGSTONE_SEED={seed:#x} cargo test"),
-        };
-        let text = format!("{violation}\nreplay: {replay}");
+        let mut text = violation.to_string();
+        if let Some(command) = &self.replay {
+            text = format!("{text}\nreplay: {command}");
+        }
         *self.found.get().borrow_mut() = Some(violation);
         self.hooks().violate(text)
     }
