@@ -25,6 +25,7 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
     }
 
     fn word_now(&self, at: PhysAddr, width: u64) -> u64 {
+        self.with(|unit, hooks| unit.check_owned(hooks, at.0));
         let word = self.unit.get().borrow().word(self.hooks(), at.0 & !7);
         match word {
             Some(word) if at.0.is_multiple_of(width) => word,

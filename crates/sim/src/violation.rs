@@ -26,6 +26,8 @@ pub enum Rule {
     ShootBlocked,
     /// An entry names a table where there is no memory (V10).
     WildTable,
+    /// Software reads or writes a word of a table in a frame that its allocator owns again (V11).
+    FreedTable,
 }
 
 /// A broken rule with its evidence.

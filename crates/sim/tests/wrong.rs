@@ -378,6 +378,94 @@ fn an_entry_that_names_no_memory_is_found() {
 }
 
 #[test]
+fn a_walker_that_reads_a_freed_table_is_found() {
+    use flagstone_frames::{Frames, PageKind};
+    use flagstone_types::{Gfp, Order};
+    for freed in [false, true] {
+        let machine = Machine::<12>::builder(X86).build();
+        let host = &machine;
+        let frames = Frames::new(host).unwrap();
+        let block = frames
+            .alloc_pages(Gfp::KERNEL | Gfp::ZERO, Order::ZERO, None)
+            .unwrap();
+        frames.page(block.pfn()).unwrap().set_kind(PageKind::Table);
+        let at = PhysAddr((block.pfn().0 as u64) << 12);
+        let block = Cell::new(Some(block));
+        let outcome = machine.try_run(vec![task(|_| {
+            if freed {
+                frames.free_pages(block.take().unwrap());
+            }
+            // SAFETY: none: that is what the machine is to find.
+            assert_eq!(unsafe { host.load_entry(at) }, 0);
+        })]);
+        assert_eq!(outcome.is_err(), freed);
+        let rule = machine.violation().map(|v| v.rule);
+        assert_eq!(rule, freed.then_some(Rule::FreedTable));
+    }
+}
+
+#[test]
+fn tables_and_pages_that_the_allocator_gets_back_are_noticed_without_being_told() {
+    use flagstone_frames::{Frames, PageBlock, PageKind};
+    use flagstone_types::{Gfp, Order, Pfn};
+    // What is freed without a flush: a page, a table, a block of four pages of which one is mapped.
+    for (level, order, rule) in [
+        (1, 0, Rule::FrameReachable),
+        (2, 0, Rule::TableReachable),
+        (1, 2, Rule::FrameReachable),
+    ] {
+        for seed in 0..20 {
+            let machine = Machine::<12>::builder(X86).seed(seed).build();
+            let host = &machine;
+            let frames = Frames::new(host).unwrap();
+            let block = |kind, order| {
+                let order = Order::new(order).unwrap();
+                let gfp = Gfp::KERNEL | Gfp::ZERO | Gfp::COMP;
+                let block = frames.alloc_pages(gfp, order, None).unwrap();
+                frames.page(block.pfn()).unwrap().set_kind(kind);
+                (block.into_raw().0.0 as u64) << 12
+            };
+            let geometry = X86.geometry();
+            let tables: Vec<u64> = (0..4).map(|_| block(PageKind::Table, 0)).collect();
+            let page = block(PageKind::Anon, order);
+            for n in 0..4u8 {
+                let index = geometry.index(4 - n, VA.0 as u64);
+                let entry = PhysAddr(tables[usize::from(n)] + 8 * index);
+                let mapped = page + ((1 << order) - 1) * 4096;
+                let below = tables.get(usize::from(n) + 1).copied().unwrap_or(mapped);
+                // SAFETY: the tables are the test's.
+                unsafe { host.store_entry(entry, below | 0x27) };
+            }
+            let freed = if level == 1 { page } else { tables[3] };
+            let (t, f) = (&tables, &frames);
+            let failure = machine
+                .try_run(vec![task(move |_| {
+                    // SAFETY: as above.
+                    unsafe { host.activate(PhysAddr(t[0]), ASID, true) };
+                    for _ in 0..20 {
+                        let _ = host.access(VA, Access::READ);
+                        host.step();
+                    }
+                    let pfn = Pfn((freed >> 12) as usize);
+                    // SAFETY: the block is the test's; that CPUs reach it is what the machine is to find.
+                    f.free_pages(unsafe { PageBlock::from_raw(pfn, Order::new(order).unwrap()) });
+                    for _ in 0..40 {
+                        host.step();
+                    }
+                })])
+                .map(|_| seed);
+            if let Err(failure) = &failure {
+                let found = machine.violation().map(|v| v.rule);
+                assert_eq!(found, Some(rule), "{failure}");
+            } else {
+                // The translation may have been lost before; a cached table may never have been kept.
+                assert!(level == 2, "not found with seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
 fn interrupts_wait_for_a_cpu_that_has_blocked_them_and_a_cycle_is_a_deadlock() {
     let mut waited = false;
     for seed in 0..40 {

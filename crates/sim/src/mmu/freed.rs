@@ -108,6 +108,26 @@ impl Unit {
         verdict
     }
 
+    /// Software is about to use the word at `at`: the frame is not the allocator's.
+    pub(crate) fn check_owned(&self, hooks: Hooks<'_>, at: u64) -> Checked {
+        let kind = self.kind_of(hooks, at);
+        if !is_free(kind) {
+            return Ok(());
+        }
+        let link = super::Link {
+            at: at & !7,
+            ..super::Link::default()
+        };
+        broken(
+            Rule::FreedTable,
+            format!(
+                "a context on CPU {} uses the word of a table at {at:#x}, whose frame is {kind:?}{}",
+                hooks.cpu(),
+                self.describe(&[link])
+            ),
+        )
+    }
+
     /// How many frames the block at `pfn` has, if one begins there.
     fn block_pages(&self, hooks: Hooks<'_>, pfn: u64) -> u64 {
         hooks.record(Pfn(pfn as usize)).map_or(1, |record| {
