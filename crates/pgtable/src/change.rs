@@ -27,7 +27,7 @@ struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, F, M, O, R> {
     /// Changes one entry; says from what to what.
-    #[inline(always)]
+    #[inline]
     fn change<L: TableLevel>(
         &mut self,
         locked: &Locked<'_, H, F, L, M>,
@@ -86,12 +86,12 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
 impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
     for Change<'_, '_, '_, H, F, M, O, R>
 {
-    #[inline(always)]
+    #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         wanted
     }
 
-    #[inline(always)]
+    #[inline]
     fn edit<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
@@ -140,7 +140,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
 struct Protect(Access);
 
 impl Rule for Protect {
-    #[inline(always)]
+    #[inline]
     fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
             return Raw::from_bits(F::with_access(L::LEVEL, old.bits(), self.0));
@@ -152,7 +152,7 @@ impl Rule for Protect {
 struct WriteProtect;
 
 impl Rule for WriteProtect {
-    #[inline(always)]
+    #[inline]
     fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
             return Raw::from_bits(F::write_protect(L::LEVEL, old.bits()));
@@ -193,7 +193,7 @@ struct Each<C> {
 
 /// A [`Rule`] that a caller's function decides, leaf by leaf.
 impl<C: FnMut(u64, Level, Leaf) -> Leaf> Rule for Each<C> {
-    #[inline(always)]
+    #[inline]
     fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L> {
         let Entry::Leaf(leaf) = old.decode() else {
             return old;
@@ -213,7 +213,7 @@ impl<C: FnMut(u64, Level, Leaf) -> Leaf> Rule for Each<C> {
 }
 
 impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
-    #[inline(always)]
+    #[inline]
     fn change<O: Owner>(
         &self,
         range: VirtRange,

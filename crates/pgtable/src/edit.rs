@@ -37,7 +37,7 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
     /// The offset behind what was done.
     type Out = u64;
 
-    #[inline(always)]
+    #[inline]
     fn at<'s, L: TableLevel>(
         &mut self,
         ops: &Ops<'s, '_, H, F, M>,
@@ -48,6 +48,10 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
         let start = place.start();
         if seen.is_none() {
             return Ok(start + size * nothing_from(&place, self.end) as u64);
+        }
+        if !F::LEAF[L::LEVEL.index()] {
+            // There is nothing here but tables.
+            return Err(ops.corrupt(&place, seen).into());
         }
         // Entries that begin and end within the range.
         let whole = ((self.end - start) / size) as usize;
@@ -66,7 +70,7 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
 }
 
 /// How many entries say nothing, from a place on, as they are now.
-#[inline(always)]
+#[inline]
 fn nothing_from<H: TableHost, F: Format, L: TableLevel>(
     place: &Place<'_, H, F, L>,
     end: u64,
@@ -96,7 +100,7 @@ fn cut<H: TableHost, F: Format, M: Mode, L: TableLevel>(
 
 impl<H: TableHost, F: Format, M: Mode> Ops<'_, '_, H, F, M> {
     /// Does `edit` to every entry of a span. Stops at an error; what came before it is done.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn edit<E: Edit<H, F, M>>(&self, span: Span, edit: &mut E) -> Result<(), Error> {
         let mut at = span.start;
         while at < span.end {

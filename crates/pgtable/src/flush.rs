@@ -13,7 +13,7 @@ use flagstone_types::CpuMask;
 /// More single invalidations than this and the whole address space goes instead: Linux's `tlb_single_page_flush_ceiling`.
 pub const CEILING: usize = 33;
 
-/// Whether a leaf that was `old` and is `new`, at the same address and of the same size, needs an invalidation (I1).
+/// Whether an entry that was `old` and is `new` needs an invalidation (I1).
 #[inline(always)]
 pub(crate) fn is_needed<F: Format, L: TableLevel>(old: Raw<F, L>, new: Raw<F, L>) -> bool {
     F::needs_invalidation(L::LEVEL, old.bits(), new.bits())

@@ -109,8 +109,10 @@ pub struct Gather<'t, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
     inline: [MaybeUninit<Run>; INLINE],
     inline_len: usize,
     last: Option<NonNull<BatchHead>>,
-    /// An empty batch, ready to be the next `last`.
+    /// Empty batches, chained by `before`, ready to be the next `last`.
     spare: Option<NonNull<BatchHead>>,
+    /// How many spare ones there are.
+    spares: usize,
     made: &'static Location<'static>,
     mode: PhantomData<M>,
 }
@@ -148,6 +150,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
             inline_len: 0,
             last: None,
             spare: None,
+            spares: 0,
             made: Location::caller(),
             mode: PhantomData,
         }
@@ -206,7 +209,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
         }) {
             // SAFETY: as above, and it has room.
             unsafe { Self::push_to(batch, run) };
-        } else if let Some(spare) = self.spare.take() {
+        } else if let Some(spare) = self.take_spare() {
             // SAFETY: an empty batch of this gather.
             unsafe {
                 (*spare.as_ptr()).before = self.last;
@@ -216,6 +219,14 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
         } else {
             debug_assert!(false, "a gather has no room for what it is to own");
         }
+    }
+
+    fn take_spare(&mut self) -> Option<NonNull<BatchHead>> {
+        let spare = self.spare?;
+        // SAFETY: an empty batch of this gather.
+        self.spare = unsafe { spare.as_ref() }.before;
+        self.spares -= 1;
+        Some(spare)
     }
 
     /// # Safety
@@ -236,7 +247,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
             // SAFETY: a batch of this gather.
             Self::BATCH - unsafe { batch.as_ref() }.len
         });
-        inline + last + if self.spare.is_some() { Self::BATCH } else { 0 }
+        inline + last + self.spares * Self::BATCH
     }
 
     /// Makes room for up to `wanted` runs and says for how many there is room, at least one. Called with no lock held and in no section; may invalidate and release.
@@ -253,12 +264,24 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     #[inline(never)]
     fn make_room(&mut self, wanted: usize) -> usize {
         if self.spare.is_none() {
-            self.spare = self.new_batch();
+            self.grow();
         }
         if self.room() < wanted.min(INLINE) {
             self.settle();
         }
         self.room()
+    }
+
+    /// Gets another batch; false if there is no memory. Called with no lock held and in no section.
+    pub(crate) fn grow(&mut self) -> bool {
+        let Some(batch) = self.new_batch() else {
+            return false;
+        };
+        // SAFETY: the batch is this gather's.
+        unsafe { (*batch.as_ptr()).before = self.spare };
+        self.spare = Some(batch);
+        self.spares += 1;
+        true
     }
 
     fn new_batch(&self) -> Option<NonNull<BatchHead>> {
@@ -349,7 +372,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
 
     fn end(&mut self) {
         self.settle();
-        if let Some(spare) = self.spare.take() {
+        while let Some(spare) = self.take_spare() {
             self.free_batch(spare);
         }
         // I4: after the last invalidation.

@@ -137,7 +137,7 @@ impl<F: Format, L: TableLevel> Raw<F, L> {
     #[inline(always)]
     #[must_use]
     pub fn is_none(self) -> bool {
-        self.0 == 0 || (!self.is_present() && self.0 & !F::unit_bits(L::LEVEL) == 0)
+        self.0 == 0 || (!self.is_present() && self.decode() == Entry::None)
     }
 
     /// Whether the unit may use it.

@@ -28,22 +28,29 @@
 #[cfg(test)]
 extern crate std;
 
+mod bad_access;
 mod change;
+mod collapse;
+pub mod cr3;
+pub mod dump;
 mod edit;
 mod error;
 mod flush;
 pub mod format;
 mod free_tables;
 mod gather;
+pub mod kernel_map;
 mod level;
 mod lookup;
 mod map;
 mod mode;
 mod ops;
 mod record;
+mod replace;
 pub mod shadow;
 mod span;
 mod spares;
+mod split;
 mod stray;
 mod table;
 mod unmap;
@@ -53,6 +60,7 @@ mod young;
 #[cfg(test)]
 mod tests;
 
+pub use bad_access::{BadAccess, FaultCode};
 pub use error::{Error, MapError};
 pub use flush::CEILING;
 pub use gather::{Gather, NotOwned, Owner, Taken};
@@ -60,5 +68,6 @@ pub use level::{P4d, Pgd, Pmd, Pte, Pud, Raw, TableLevel};
 pub use lookup::Found;
 pub use mode::{Exclusive, Mode, Shared};
 pub use ops::Ops;
+pub use replace::Become;
 pub use span::{Reach, VirtRange};
 pub use table::{PageTable, Params, TableHost};

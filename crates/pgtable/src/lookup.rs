@@ -44,7 +44,7 @@ impl<H: TableHost, F: Format, M: Mode> Visit<H, F, M> for Look {
     const FLOOR: Level = Level::PTE;
     type Out = Found;
 
-    #[inline(always)]
+    #[inline]
     fn at<'s, L: TableLevel>(
         &mut self,
         ops: &Ops<'s, '_, H, F, M>,
@@ -73,7 +73,7 @@ impl<H: TableHost, F: Format, M: Mode, C: FnMut(Found)> Visit<H, F, M> for Walk<
     /// The offset behind what was walked.
     type Out = u64;
 
-    #[inline(always)]
+    #[inline]
     fn at<'s, L: TableLevel>(
         &mut self,
         ops: &Ops<'s, '_, H, F, M>,

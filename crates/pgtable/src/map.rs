@@ -24,7 +24,7 @@ trait Source<F, L> {
 struct Contiguous(Leaf);
 
 impl<F: Format, L: TableLevel> Source<F, L> for Contiguous {
-    #[inline(always)]
+    #[inline]
     fn fill(&self, from: usize, count: usize, mut store: impl FnMut(usize, Raw<F, L>)) {
         let first = F::leaf(L::LEVEL, &self.0);
         let mut raw = Raw::from_bits(F::advance(L::LEVEL, first, from as u64));
@@ -39,7 +39,7 @@ impl<F: Format, L: TableLevel> Source<F, L> for Contiguous {
 struct Each<C>(C);
 
 impl<F: Format, L: TableLevel, C: Fn(usize) -> Leaf> Source<F, L> for Each<C> {
-    #[inline(always)]
+    #[inline]
     fn fill(&self, from: usize, count: usize, mut store: impl FnMut(usize, Raw<F, L>)) {
         for n in 0..count {
             let raw = F::leaf(L::LEVEL, &(self.0)(from + n));
@@ -71,14 +71,14 @@ impl<H: TableHost, F: Format, M: Mode, T: TableLevel, S: Source<F, T>> Visit<H, 
     const FLOOR: Level = T::LEVEL;
     type Out = Step;
 
-    #[inline(always)]
+    #[inline]
     fn at<'s, L: TableLevel>(
         &mut self,
         ops: &Ops<'s, '_, H, F, M>,
         place: Place<'s, H, F, L>,
         seen: Raw<F, L>,
     ) -> Result<Step, Stop> {
-        if L::LEVEL == T::LEVEL {
+        if L::LEVEL == T::LEVEL && F::LEAF[L::LEVEL.index()] {
             return self.store(ops, &place);
         }
         if !seen.is_none() {
@@ -92,7 +92,7 @@ impl<'t, 'f, H: TableHost, F: Format, T: TableLevel, S: Source<F, T>>
     MapRun<'_, 't, 'f, H, F, T, S>
 {
     /// Stores the entries of the span that stand in the table of a place, if nothing is there.
-    #[inline(always)]
+    #[inline]
     fn store<M: Mode, L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
@@ -186,7 +186,7 @@ impl<H: TableHost, F: Format, M: Mode, T: TableLevel> Visit<H, F, M> for Survey<
 
 impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     /// Invalidates what a gather may have taken out of `start..end` and not yet invalidated, where the architecture asks for it (I5). The table is locked.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn break_before_make(&self, start: u64, end: u64, level: Level) {
         if F::BREAK_BEFORE_MAKE && self.table.is_gathering() {
             let span = Span { start, end };
@@ -208,6 +208,10 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         let (start, size) = (place.start(), reach_of::<F>(L::LEVEL));
         self.break_before_make(start, start + size, L::LEVEL);
         locked.link(place.index, child, self.table.caps.paravirtual);
+        if F::HALVES && L::LEVEL == F::TOP {
+            // H3: units of 32-bit machines hold the root's entries, those that say nothing too.
+            self.table.flush(&self.table.invalidation_of_all());
+        }
         self.table.linked.fetch_add(1, Ordering::Relaxed);
         drop(locked);
         self.host().count(Event::PgtableLink, 1);
@@ -259,7 +263,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         self.table.addresses.span(range, L::LEVEL)
     }
 
-    #[inline(always)]
+    #[inline]
     fn map_from<L: TableLevel, S: Source<F, L>>(
         &self,
         span: Span,

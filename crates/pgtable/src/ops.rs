@@ -79,7 +79,7 @@ pub(crate) trait Visit<H: TableHost, F: Format, M: Mode> {
 }
 
 impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(table: &'t PageTable<'f, H, F>) -> Self {
         Self {
             table,
@@ -99,7 +99,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Whether no unit uses the page table, and none can begin to (E1).
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         !M::SHARED && !self.table.caps.stray_dirty && self.table.cpus.load().is_empty()
     }
@@ -110,7 +110,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Walks to `offset` and visits, again and again until the table found there stays.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn visit<V: Visit<H, F, M>>(
         &self,
         offset: u64,
@@ -133,7 +133,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// One walk. The caller is in a section.
-    #[inline(always)]
+    #[inline]
     fn from_root<V: Visit<H, F, M>>(&self, offset: u64, visit: &mut V) -> Result<V::Out, Stop> {
         let root = self.table;
         match F::TOP.get() {
@@ -144,7 +144,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn down<L: TableLevel, V: Visit<H, F, M>>(
         &self,
         table: TableAt<F, L>,
@@ -172,7 +172,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Breaks the recursion of types at the lowest level.
-    #[inline(always)]
+    #[inline]
     fn down_to<L: TableLevel, V: Visit<H, F, M>>(
         &self,
         table: TableAt<F, L>,
@@ -184,7 +184,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Locks the table of a place and makes sure that it is still linked (D4).
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lock<'s, L: TableLevel>(
         &self,
         place: &Place<'s, H, F, L>,
@@ -201,7 +201,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Locks a table that was found from `place`: its own, or one that it names.
-    #[inline(always)]
+    #[inline]
     fn lock_table<'s, L: TableLevel, K: TableLevel>(
         &self,
         table: Table<'s, H, F, L>,
@@ -215,14 +215,14 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     }
 
     /// Whether the table of a place, which is locked, is still linked (D4, D5).
-    #[inline(always)]
+    #[inline]
     fn is_linked<L: TableLevel>(&self, place: &Place<'_, H, F, L>) -> bool {
         // SAFETY: D6: the parent was found by walking within this section.
         unsafe { names_table::<H, F, L>(self.host(), place.parent, place.table.at()) }
     }
 
     /// Locks the table that an entry of a locked table names: it can not go away meanwhile, because that takes the lock that is held (D3).
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lock_child<'s, L: TableLevel>(
         &self,
         place: &Place<'s, H, F, L>,

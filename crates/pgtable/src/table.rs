@@ -125,14 +125,17 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
         tables: u16,
     ) -> Result<Pfn, AllocError> {
         let (order, _) = shape::<H>(F::table_bytes(L::LEVEL));
-        let block = self
-            .frames
-            .alloc_pages(self.gfp.union(Gfp::ZERO), order, None)?;
+        let (mut gfp, mut bits) = (self.gfp.union(Gfp::ZERO), self.phys_bits());
+        if F::HALVES {
+            // H4: below 4 GiB.
+            (gfp, bits) = (gfp.union(Gfp::DMA32), bits.min(32));
+        }
+        let block = self.frames.alloc_pages(gfp, order, None)?;
         let last = address_of::<H>(block.range().end()).0 - 1;
         let Some(page) = self
             .frames
             .page(block.pfn())
-            .filter(|_| last >> F::PHYS_BITS.min(u32::from(self.caps.phys_bits)) == 0)
+            .filter(|_| last.unbounded_shr(bits) == 0)
         else {
             self.frames.free_pages(block);
             return Err(AllocError::OutOfMemory);

@@ -12,11 +12,26 @@ use crate::stray::{CHUNK, take_in_two_steps};
 use crate::table::TableHost;
 use crate::words::Locked;
 
-struct Unmap<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
+pub(crate) struct Unmap<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
     gather: &'g mut Gather<'t, 'f, H, F, M, O>,
     quiet: bool,
     /// Runs that the gather has room for.
     room: usize,
+}
+
+impl<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'g, 't, 'f, H, F, M, O> {
+    /// Takes out into `gather`, which has room for `room` runs. `quiet`: no unit uses the page table.
+    pub(crate) fn new(
+        gather: &'g mut Gather<'t, 'f, H, F, M, O>,
+        quiet: bool,
+        room: usize,
+    ) -> Self {
+        Self {
+            gather,
+            quiet,
+            room,
+        }
+    }
 }
 
 /// Leaves that were taken out one after the other and map contiguous memory.
@@ -45,7 +60,7 @@ impl<F: Format, L: TableLevel> Contiguous<F, L> {
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
     /// Hands a run to the gather, unless nobody owns it.
-    #[inline(always)]
+    #[inline]
     fn own<L: TableLevel>(&mut self, run: &Contiguous<F, L>) {
         if run.pages == 0 {
             return;
@@ -63,7 +78,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
     }
 
     /// Adds an entry that was taken out.
-    #[inline(always)]
+    #[inline]
     fn add<L: TableLevel>(&mut self, run: &mut Contiguous<F, L>, raw: Raw<F, L>, offset: u64) {
         if run.goes_on(raw, offset) {
             run.pages += 1;
@@ -87,13 +102,13 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
 }
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_, '_, H, F, M, O> {
-    #[inline(always)]
+    #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         self.room = self.gather.reserve(1);
         wanted
     }
 
-    #[inline(always)]
+    #[inline]
     fn edit<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
@@ -189,12 +204,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         span: Span,
         gather: &mut Gather<'t, 'f, H, F, M, O>,
     ) -> Result<(), Error> {
-        let quiet = self.is_quiet();
-        let mut unmap = Unmap {
-            gather,
-            quiet,
-            room: 0,
-        };
+        let mut unmap = Unmap::new(gather, self.is_quiet(), 0);
         self.edit(span, &mut unmap)
     }
 }

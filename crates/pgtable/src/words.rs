@@ -47,6 +47,10 @@ pub(crate) unsafe fn load_word<H: TableHost, F: Format>(host: &H, at: PhysAddr) 
                 host.load_half(at),
             )
         };
+        if low == 0 && again == 0 {
+            // Nothing; or an entry of which only the high half is there yet, or still (H1).
+            return 0;
+        }
         if low == again {
             return F::from_memory(u64::from(low) | u64::from(high) << 32);
         }

@@ -17,12 +17,12 @@ struct Clear<C> {
 }
 
 impl<H: TableHost, F: Format, M: Mode, C: FnMut(u64, Level, Leaf)> Edit<H, F, M> for Clear<C> {
-    #[inline(always)]
+    #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         wanted
     }
 
-    #[inline(always)]
+    #[inline]
     fn edit<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,

@@ -1,6 +1,9 @@
 //! Tests of whole page tables on a machine without a unit.
 
+mod concurrent;
 mod host;
+mod huge;
+mod kernel;
 mod mapping;
 mod model;
 
@@ -44,7 +47,7 @@ pub(crate) fn with_table<F: Format, const SHIFT: u32>(
     caps: MmuCaps,
     test: impl FnOnce(&mut PageTable<'_, TestHost<'_, SHIFT>, F>, &Unit),
 ) {
-    let machine = machine::<SHIFT>(512);
+    let machine = machine::<SHIFT>(if SHIFT == 12 { 512 } else { 192 });
     let unit = Unit::new(caps);
     let host = TestHost {
         machine: &machine,

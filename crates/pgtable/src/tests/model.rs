@@ -54,16 +54,17 @@ fn ops() -> impl Strategy<Value = Op> {
 /// A page: where it is, whether it may be written, whether it is dirty, and the first page of its huge leaf.
 type Page = (u64, bool, bool, Option<usize>);
 
-fn run<F: Format, const SHIFT: u32>(base: usize, list: &[Op], shared: bool) {
+/// Both forms are tried if `BOTH` is 1.
+fn run<F: Format, const SHIFT: u32, const BOTH: usize>(base: usize, list: &[Op], shared: bool) {
     with_table::<F, SHIFT>(ALL, |table, _| {
         let page = reach_of::<F>(Level::PTE) as usize;
         let huge = reach_of::<F>(Level::PMD) as usize / page;
         let has_huge = table.has_leaf(Level::PMD);
         let mut model: BTreeMap<usize, Page> = BTreeMap::new();
         for op in list {
-            if shared {
+            if BOTH == 0 || shared {
                 step(&table.shared(), &mut model, op, base, page, huge, has_huge);
-            } else {
+            } else if BOTH == 1 {
                 step(
                     &table.exclusive(),
                     &mut model,
@@ -75,7 +76,7 @@ fn run<F: Format, const SHIFT: u32>(base: usize, list: &[Op], shared: bool) {
                 );
             }
             let mut seen = BTreeMap::new();
-            let window = VirtRange::new(base, 4096 * page);
+            let window = VirtRange::new(base, (4 * huge).max(4096) * page);
             table
                 .shared()
                 .walk(window, |found| {
@@ -103,7 +104,7 @@ fn run<F: Format, const SHIFT: u32>(base: usize, list: &[Op], shared: bool) {
                 page_is.0
             );
         }
-        unmap(&ops, VirtRange::new(base, 4096 * page));
+        unmap(&ops, VirtRange::new(base, (4 * huge).max(4096) * page));
     });
 }
 
@@ -144,7 +145,7 @@ fn step<F: Format, const SHIFT: u32, M: crate::Mode>(
             }
         }
         Op::MapHuge { at, to, write } => {
-            let at = at * huge;
+            let at = if huge > 1024 { at % 2 } else { at } * huge;
             let leaf = leaf(to * (huge * page) as u64, access(write));
             let result = ops.map::<Pmd>(VirtAddr(base + at * page), &leaf, 1);
             if result.is_ok() {
@@ -217,11 +218,28 @@ fn step<F: Format, const SHIFT: u32, M: crate::Mode>(
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+macro_rules! formats {
+    ($($name:ident: $format:ident, $shift:literal, $base:literal, $cases:literal, $both:literal;)*) => {$(
+        proptest! {
+            #![proptest_config(ProptestConfig { cases: $cases, ..ProptestConfig::default() })]
 
-    #[test]
-    fn x86_64_does_what_a_map_does(list in proptest::collection::vec(ops(), 1..24), shared in any::<bool>()) {
-        run::<crate::format::X86_64, 12>(0x7f00_0000_0000, &list, shared);
-    }
+            #[test]
+            fn $name(list in proptest::collection::vec(ops(), 1..24), shared in any::<bool>()) {
+                run::<crate::format::$format, $shift, $both>($base, &list, shared);
+            }
+        }
+    )*};
+}
+
+formats! {
+    x86_64_does_what_a_map_does: X86_64, 12, 0x7f00_0000_0000, 64, 1;
+    x86_64_la57_does_what_a_map_does: X86_64La57, 12, 0x00ff_0000_0000_0000, 16, 0;
+    x86_pae_does_what_a_map_does: X86Pae, 12, 0x3fc0_0000, 48, 0;
+    arm64_4k_does_what_a_map_does: Arm64K4, 12, 0x7f00_0000_0000, 32, 0;
+    arm64_16k_does_what_a_map_does: Arm64K16, 14, 0x7f00_0000_0000, 16, 0;
+    arm64_64k_does_what_a_map_does: Arm64K64, 16, 0x7e00_0000_0000, 8, 0;
+    ppc64_4k_does_what_a_map_does: Ppc64K4, 12, 0x7f00_0000_0000, 32, 0;
+    ppc64_64k_does_what_a_map_does: Ppc64K64, 16, 0x7f00_0000_0000, 32, 0;
+    riscv64_sv39_does_what_a_map_does: Riscv64Sv39, 12, 0x3f_c000_0000, 32, 0;
+    riscv64_sv48_does_what_a_map_does: Riscv64Sv48, 12, 0x7f00_0000_0000, 32, 0;
 }
