@@ -2,6 +2,8 @@
 
 use crate::bench::worker::Work;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use flagstone_pgtable::format::Arch;
+use flagstone_types::PhysAddr;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -17,6 +19,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunOptions),
     Slabinfo(SlabinfoOptions),
+    Ptdump(PtdumpOptions),
     /// Measure Flagstone beside its rivals, interleaved, in one run
     Bench {
         #[command(subcommand)]
@@ -42,6 +45,47 @@ pub(crate) enum Command {
         #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
         folder: Option<PathBuf>,
     },
+}
+
+/// Show the page tables in an image of a machine's memory, as ranges with flags.
+///
+/// An image is an ELF core whose segments have physical addresses: what `flagstone sim conformance --image` and QEMU's
+/// `dump-guest-memory` write. Both say where page tables begin; for other cores give --arch and --root.
+#[derive(Args, Debug)]
+pub(crate) struct PtdumpOptions {
+    /// The image
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) image: PathBuf,
+    /// Show only the page table with this name
+    #[arg(long, value_name = "NAME", conflicts_with = "root")]
+    pub(crate) space: Option<String>,
+    /// The format of the page table: x86_64, x86_64-la57, x86-pae, arm64-4k, … (an unknown name lists them all)
+    #[arg(long, value_parser = crate::ptdump::arch)]
+    pub(crate) arch: Option<Arch>,
+    /// The physical address of a page table that the image does not name
+    #[arg(long, value_name = "ADDRESS", value_parser = crate::ptdump::address)]
+    pub(crate) root: Option<PhysAddr>,
+    /// The table is that of the upper half, where the architecture has two
+    #[arg(long)]
+    pub(crate) upper: bool,
+    /// Tell accessed and dirty pages from others
+    #[arg(long)]
+    pub(crate) young_dirty: bool,
+    /// Show where the memory is
+    #[arg(long)]
+    pub(crate) physical: bool,
+    /// Show only what may be both written and executed
+    #[arg(long)]
+    pub(crate) wx: bool,
+    /// Report an access to this address that faulted: the entry at every level
+    #[arg(long, value_name = "ADDRESS", value_parser = crate::ptdump::address, conflicts_with = "wx")]
+    pub(crate) fault: Option<PhysAddr>,
+    /// The error code of that fault, in x86's bits
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "fault")]
+    pub(crate) code: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Run a program with its heap on Flagstone's object caches.

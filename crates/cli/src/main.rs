@@ -3,6 +3,7 @@
 //! ```text
 //!   run        sets LD_PRELOAD to the shared library that this binary carries, and becomes PROGRAM
 //!   slabinfo   shows the object caches of a process or of a saved report
+//!   ptdump     shows the page tables in an image of a machine's memory
 //!   bench      measures Flagstone beside its rivals
 //!   library, completions, man
 //! ```
@@ -18,6 +19,7 @@ mod live;
 mod manuals;
 mod private_folder;
 mod program;
+mod ptdump;
 mod run;
 mod slabinfo;
 mod stats_file;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => return run::run(&options),
         Command::Slabinfo(options) => slabinfo::slabinfo(&options),
+        Command::Ptdump(options) => ptdump::ptdump(&options),
         Command::Bench { experiment } => bench::bench(&experiment),
         Command::BenchWorker { work } => bench::worker::work(&work),
         Command::BenchInside(options) => bench::inside::work(&options),
