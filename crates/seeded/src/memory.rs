@@ -211,8 +211,10 @@ impl Memory {
 
     /// The book and the start of each frame of `frames`, which exist.
     pub(crate) fn each(&self, frames: PfnRange, mut f: impl FnMut(&Cell<u8>, NonNull<u8>)) {
-        for pfn in frames.start.0..frames.end().0 {
-            if let Some(node) = self.node(pfn) {
+        for node in &self.nodes {
+            let start = frames.start.0.max(node.start);
+            let end = frames.end().0.min(node.start + node.pages);
+            for pfn in start..end {
                 let at = pfn - node.start;
                 // SAFETY: B5: `at` is below the pages of the node.
                 f(&node.books[at], unsafe { node.base.add(at << self.shift) });

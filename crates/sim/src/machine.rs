@@ -147,6 +147,11 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
         Nanos(self.bill.get().busy(cpu.index()))
     }
 
+    /// The current CPU is busy for a while: what a test does that has a price ([`Costs::copy_page`]) and is no call of the machine.
+    pub fn spend(&self, time: Nanos) {
+        self.charge(self.hooks().cpu(), time.0);
+    }
+
     /// What things cost.
     #[must_use]
     pub fn costs(&self) -> &Costs {
