@@ -18,8 +18,8 @@ use crate::record::{ListId, Place, Record};
 /// The slots of a cache: one for each CPU, or none in a cache without CPU slabs.
 pub(crate) struct CpuSlabs<H: Host> {
     first: Option<NonNull<Slot<H>>>,
-    cpus: u32,
-    nodes: u32,
+    cpus: u16,
+    nodes: u16,
     /// Free objects that the partial slabs of a slot may have when another one comes; 0 while CPU slabs are switched off (S14).
     limit: AtomicU32,
 }
@@ -136,8 +136,9 @@ impl<H: Host> CpuSlabs<H> {
         }
         Self {
             first: Some(base.cast()),
-            cpus,
-            nodes,
+            // A CPU beyond would have no slot, and work on the lists of nodes.
+            cpus: cpus as u16,
+            nodes: nodes as u16,
             limit: AtomicU32::new(limit),
         }
     }
@@ -159,15 +160,15 @@ impl<H: Host> CpuSlabs<H> {
 
     /// The CPUs that have a slot.
     pub(crate) fn cpus(&self) -> impl Iterator<Item = CpuId> + use<H> {
-        (0..self.cpus).map(CpuId)
+        (0..u32::from(self.cpus)).map(CpuId)
     }
 
     fn slot(&self, cpu: CpuId) -> Option<&Slot<H>> {
         let first = self.first?;
         // SAFETY: there are `cpus` slots, so far apart, made by `make`, alive as long as the cache (S10).
-        (cpu.0 < self.cpus).then(|| unsafe {
+        (cpu.0 < u32::from(self.cpus)).then(|| unsafe {
             first
-                .byte_add(cpu.index() * Self::bytes_per_cpu(self.nodes))
+                .byte_add(cpu.index() * Self::bytes_per_cpu(u32::from(self.nodes)))
                 .as_ref()
         })
     }
