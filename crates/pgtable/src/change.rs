@@ -16,7 +16,7 @@ use flagstone_types::VirtAddr;
 
 /// What becomes of an entry that is a leaf or absent. Asked again if the unit changes the entry meanwhile.
 trait Rule {
-    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L>;
+    fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L>;
 }
 
 struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
@@ -37,7 +37,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
     ) -> (Raw<F, L>, Raw<F, L>) {
         let mut old = seen;
         loop {
-            let new = self.rule.new(old, offset);
+            let new = self.rule.apply(old, offset);
             if new == old {
                 return (old, new);
             }
@@ -69,7 +69,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
                 continue;
             }
             let at = offset + n as u64 * size;
-            let new = self.rule.new(old, at);
+            let new = self.rule.apply(old, at);
             if old.is_present() {
                 locked.set(first + n, new);
             } else if new != old {
@@ -141,7 +141,7 @@ struct Protect(Access);
 
 impl Rule for Protect {
     #[inline]
-    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
+    fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
             return Raw::from_bits(F::with_access(L::LEVEL, old.bits(), self.0));
         }
@@ -153,7 +153,7 @@ struct WriteProtect;
 
 impl Rule for WriteProtect {
     #[inline]
-    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
+    fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
             return Raw::from_bits(F::write_protect(L::LEVEL, old.bits()));
         }
@@ -194,7 +194,7 @@ struct Each<C> {
 /// A [`Rule`] that a caller's function decides, leaf by leaf.
 impl<C: FnMut(u64, Level, Leaf) -> Leaf> Rule for Each<C> {
     #[inline]
-    fn new<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L> {
+    fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L> {
         let Entry::Leaf(leaf) = old.decode() else {
             return old;
         };

@@ -85,7 +85,8 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         span: Span,
         gather: &mut Gather<'t, 'f, H, F, M, O>,
     ) -> Result<(), Error> {
-        if T::LEVEL > F::TOP {
+        // D9: what is lent stays.
+        if T::LEVEL > F::TOP || (T::LEVEL == F::TOP && self.table.lends()) {
             return Ok(());
         }
         let mut at = span.start;

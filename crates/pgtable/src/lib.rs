@@ -14,7 +14,7 @@
 //! the table is still linked. What is taken out belongs to the [`Gather`] until no CPU can use it. `MODEL.md` has the
 //! invariants by number, and why each race is right.
 //!
-//! ```ignore
+//! ```text
 //! let table = PageTable::<_, X86_64>::new(&frames, Params::default())?;
 //! let ops = table.shared();
 //! ops.map::<Pte>(VirtAddr(0x1000), &Leaf::new(at, Access::READ | Access::WRITE | Access::USER, Mapping::Ordinary), 512)?;
@@ -29,6 +29,7 @@
 extern crate std;
 
 mod bad_access;
+mod borrowed;
 mod change;
 mod collapse;
 pub mod cr3;
@@ -39,6 +40,7 @@ mod flush;
 pub mod format;
 mod free_tables;
 mod gather;
+mod guard;
 pub mod kernel_map;
 mod level;
 mod lookup;
@@ -64,6 +66,7 @@ pub use bad_access::{BadAccess, FaultCode};
 pub use error::{Error, MapError};
 pub use flush::CEILING;
 pub use gather::{Gather, NotOwned, Owner, Taken};
+pub use guard::TableGuard;
 pub use level::{P4d, Pgd, Pmd, Pte, Pud, Raw, TableLevel};
 pub use lookup::Found;
 pub use mode::{Exclusive, Mode, Shared};

@@ -119,7 +119,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         let mut spins = 0;
         loop {
             let section = Section::<H>::begin::<M>(self.host());
-            let result = self.from_root(offset, visit);
+            let result = self.walk_once(offset, visit);
             drop(section);
             match result {
                 Ok(out) => return Ok(out),
@@ -134,7 +134,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
 
     /// One walk. The caller is in a section.
     #[inline]
-    fn from_root<V: Visit<H, F, M>>(&self, offset: u64, visit: &mut V) -> Result<V::Out, Stop> {
+    fn walk_once<V: Visit<H, F, M>>(&self, offset: u64, visit: &mut V) -> Result<V::Out, Stop> {
         let root = self.table;
         match F::TOP.get() {
             2 => self.down::<Pmd, V>(root.root_table(), None, offset, visit),

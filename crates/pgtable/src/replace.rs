@@ -27,16 +27,31 @@ pub enum Become {
     Absent(Absent),
 }
 
-struct Replace<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, D, T> {
+pub(crate) struct Replace<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, D, T> {
     gather: &'g mut Gather<'t, 'f, H, F, M, O>,
     decide: D,
     quiet: bool,
     level: PhantomData<T>,
 }
 
-impl<H: TableHost, F: Format, M: Mode, O: Owner, D: FnMut(Entry) -> Become, T: TableLevel>
-    Replace<'_, '_, '_, H, F, M, O, D, T>
+impl<'g, 't, 'f, H, F, M, O, D, T> Replace<'g, 't, 'f, H, F, M, O, D, T>
+where
+    H: TableHost,
+    F: Format,
+    M: Mode,
+    O: Owner,
+    D: FnMut(Entry) -> Become,
+    T: TableLevel,
 {
+    pub(crate) fn new(gather: &'g mut Gather<'t, 'f, H, F, M, O>, decide: D, quiet: bool) -> Self {
+        Self {
+            gather,
+            decide,
+            quiet,
+            level: PhantomData,
+        }
+    }
+
     fn new_entry<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
@@ -70,7 +85,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, D: FnMut(Entry) -> Become, T: T
     }
 
     /// Changes the entry; says what it was in the end.
-    fn change<L: TableLevel>(
+    pub(crate) fn change<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
         locked: &Locked<'_, H, F, L, M>,
@@ -180,13 +195,8 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     ) -> Result<Entry, Error> {
         let range = VirtRange::new(at.0, reach_of::<F>(L::LEVEL) as usize);
         let span = self.table.addresses.span(range, L::LEVEL)?;
-        let quiet = self.is_quiet();
-        let mut replace = Replace {
-            gather,
-            decide,
-            quiet,
-            level: PhantomData::<L>,
-        };
+        let mut replace: Replace<'_, 't, 'f, H, F, M, O, _, L> =
+            Replace::new(gather, decide, self.is_quiet());
         self.visit(span.start, &mut replace)
     }
 }

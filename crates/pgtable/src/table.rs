@@ -10,7 +10,7 @@ use crate::span::{Addresses, Reach};
 use crate::words::{Locked, Table};
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use flagstone_frames::{Frames, Page};
 use flagstone_host::{Asid, Host, Level as LogLevel, MmuCaps, Shootdown};
 use flagstone_types::{AllocError, AtomicCpuMask, CpuId, CpuMask, Gfp, Pfn, PhysAddr};
@@ -58,6 +58,8 @@ pub struct PageTable<'f, H: TableHost, F: Format> {
     pub(crate) gathering: AtomicU32,
     /// Tables that are linked, the root included.
     pub(crate) linked: AtomicUsize,
+    /// Whether the tables that the root names stay for good, because other roots name them too.
+    pub(crate) lends: AtomicBool,
     /// By level: the page that fragments are taken from (frame number, then 16 bits of the next fragment's number); 0: none.
     fragments: [AtomicU64; 6],
     format: PhantomData<F>,
@@ -96,6 +98,7 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
             cpus: AtomicCpuMask::new(),
             gathering: AtomicU32::new(0),
             linked: AtomicUsize::new(0),
+            lends: AtomicBool::new(false),
             fragments: [const { AtomicU64::new(0) }; 6],
             format: PhantomData,
         };

@@ -120,6 +120,21 @@ impl<'s, H: TableHost, F: Format, L: TableLevel, M: Mode> Locked<'s, H, F, L, M>
         }
     }
 
+    /// A table whose lock this context holds already; `None` where none is needed.
+    ///
+    /// # Safety
+    /// As said, and the record is that of the table's page.
+    pub(crate) unsafe fn already(
+        table: Table<'s, H, F, L>,
+        record: Option<NonNull<Record<H>>>,
+    ) -> Self {
+        Self {
+            table,
+            record,
+            mode: PhantomData,
+        }
+    }
+
     /// A table that nobody else writes, without its lock.
     ///
     /// # Safety

@@ -170,7 +170,7 @@ fn storm<F: Format, const SHIFT: u32>(seeds: u64) {
         frames.set_min_free(Some(0));
         frames.drain_page_lists();
         let free = frames.free_count(flagstone_types::Nid(0));
-        let table = PageTable::<_, F>::new(&frames, params::<F>()).unwrap();
+        let table = PageTable::<_, F>::new(&frames, params()).unwrap();
         table.enter(CpuId(0));
         let (ledger, next) = (Ledger::default(), Cell::new(0));
         let work = Work {

@@ -266,7 +266,7 @@ fn young_and_dirty_are_told_and_cleared() {
     with_table::<X86_64, 12>(ALL, |table, unit| {
         let ops = table.shared();
         let young = |n: usize| {
-            leaf((n as u64) << 12, RW).mark(if n % 3 == 0 {
+            leaf((n as u64) << 12, RW).mark(if n.is_multiple_of(3) {
                 Marks::YOUNG
             } else {
                 Marks::empty()

@@ -1,9 +1,11 @@
 //! Tests of whole page tables on a machine without a unit.
 
 mod concurrent;
+
 mod host;
 mod huge;
 mod kernel;
+mod lent;
 mod mapping;
 mod model;
 
@@ -34,7 +36,7 @@ unsafe impl Owner for Books {
     }
 }
 
-pub(crate) fn params<F: Format>() -> Params {
+pub(crate) fn params() -> Params {
     Params {
         reach: Reach::Whole,
         gfp: Gfp::NOWAIT,
@@ -57,7 +59,7 @@ pub(crate) fn with_table<F: Format, const SHIFT: u32>(
     frames.set_min_free(Some(0));
     frames.drain_page_lists();
     let free = frames.free_count(flagstone_types::Nid(0));
-    let mut table = PageTable::<_, F>::new(&frames, params::<F>()).unwrap();
+    let mut table = PageTable::<_, F>::new(&frames, params()).unwrap();
     table.enter(flagstone_types::CpuId(0));
     test(&mut table, &unit);
     // SAFETY: T6: there is no unit.
