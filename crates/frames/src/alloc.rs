@@ -215,7 +215,8 @@ impl<H: Host> Frames<H> {
     fn owned_block(&self, pfn: Pfn, order: Order) -> Result<&Page, FreeError> {
         let page = self.page(pfn).ok_or(FreeError::Foreign)?;
         let state = page.state();
-        if state.kind().is_owned() && state.order() == order.get() && !state.has(State::RUN) {
+        let not_a_block = State::RUN | State::DEVICE;
+        if state.kind().is_owned() && state.order() == order.get() && !state.has(not_a_block) {
             return Ok(page);
         }
         Err(self.why_not_owned(pfn, page))

@@ -160,7 +160,7 @@ impl<H: Host> Frames<H> {
     }
 
     /// Adds memory to a zone: pieces of any length and alignment; neighbours merge. The frames must be committed.
-    /// Frames of [`Zone::Device`] get metadata and are never handed out.
+    /// Frames of [`Zone::Device`] get metadata, each its own, and are never handed out; see `Frames::add_device_memory` for a host that maps their metadata.
     ///
     /// # Errors
     /// [`AllocError::InvalidArgument`] for an empty range, an unknown node, frames without metadata, or a page block that
@@ -249,7 +249,12 @@ impl<H: Host> Frames<H> {
                 page.set_place(fresh);
             }
             if zone.zone == Zone::Device {
-                page.set_state(State::new(PageKind::Device, 0, MigrateType::Movable, 0));
+                page.set_state(State::new(
+                    PageKind::Device,
+                    0,
+                    MigrateType::Movable,
+                    State::DEVICE,
+                ));
             }
         }
         let span = &mut locked.lists.span;
@@ -268,7 +273,7 @@ impl<H: Host> Frames<H> {
     }
 
     /// Computes watermarks again until no size has changed meanwhile, so that the last word is right.
-    fn compute_watermarks(&self) {
+    pub(crate) fn compute_watermarks(&self) {
         let mut seen = self.sizes.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         loop {
             watermark::compute(self.zones(), &self.min_free);

@@ -1,6 +1,7 @@
 //! From any frame to the first frame of the block or run that it is in.
 //!
-//! Only compound blocks mark their tails with a distance. For all others the head is found by arithmetic: every frame
+//! Tails of compound device memory say their order, and the head is where a block of that order begins: such a tail has no distance, for its record may be
+//! that of other tails too (D1). Compound blocks mark their tails with a distance. For all others the head is found by arithmetic: every frame
 //! that is there is in exactly one block or run (P5), and a block begins at a multiple of its length, so a head or a gap before a
 //! frame is found by rounding down to every order in turn, and what follows it by hopping from head to head. This is exact while the block that
 //! is asked for stays; what changes around it can make a search fail, and it is repeated then.
@@ -24,6 +25,9 @@ impl<H: Host> Frames<H> {
         if state.kind() != PageKind::Tail {
             return Some((pfn, page));
         }
+        if let Some(order) = state.aligned_order() {
+            return self.aligned_head(pfn, order);
+        }
         if let Some(start) = pfn.0.checked_sub(state.distance())
             && state.distance() > 0
             && self
@@ -33,6 +37,18 @@ impl<H: Host> Frames<H> {
             return Some((Pfn(start), self.page(Pfn(start))?));
         }
         (0..ATTEMPTS).find_map(|_| self.search_head(pfn))
+    }
+
+    /// The head of the compound of `order` that `pfn` is a tail of.
+    fn aligned_head(&self, pfn: Pfn, order: u32) -> Option<(Pfn, &Page)> {
+        let start = Pfn(pfn.0 & !((1usize << order) - 1));
+        let head = self.page(start)?;
+        let state = head.state();
+        let is_head = state.kind().is_head()
+            && state.has(State::COMPOUND)
+            && !state.has(State::RUN)
+            && state.order() == order;
+        is_head.then_some((start, head))
     }
 
     /// How many frames the block or run has that begins at `pfn`, if one does.

@@ -22,10 +22,12 @@ extern crate std;
 mod alloc;
 mod block;
 mod buddy;
+mod device;
 mod extent;
 mod fork;
 mod frames;
 mod head;
+mod memmap;
 mod migrate;
 mod page;
 mod page_list;
@@ -42,7 +44,11 @@ mod zone;
 mod tests;
 
 pub use block::{PageBlock, PageRun};
+pub use device::{DeviceMemory, DeviceRequest, MemmapHome};
 pub use frames::Frames;
+pub use memmap::{
+    MemmapInfo, MemmapRow, MemmapTable, NotShared, memmap_of_compound, memmap_sharing,
+};
 pub use page::{Page, PageKind};
 pub use reclaimer::Reclaimer;
 pub use release::{ReleasePolicy, Released};

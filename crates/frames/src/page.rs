@@ -6,7 +6,7 @@
 //! owner's: the *view*.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use flagstone_types::{MigrateType, Nid, Order, Zone};
 
 /// What a page frame is.
@@ -100,8 +100,8 @@ unsafe impl Send for Page {}
 
 /// What the `state` of a frame says, decoded.
 ///
-/// Bits 0–7 kind. For a tail, bits 8–31 are its distance in frames from the head if it was marked, else
-/// stale. For all other kinds: 8–12 order, 13–15 migrate type, 16… flags.
+/// Bits 0–7 kind. For a tail, bit 31 says whether it is aligned (D1). If it is, bits 8–12 are the order of its compound, else bits 8–30 are
+/// its distance in frames from the head if it was marked, else stale. For all other kinds: 8–12 order, 13–15 migrate type, 16… flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(u32);
 
@@ -110,11 +110,16 @@ impl State {
     pub(crate) const RUN: u32 = 1 << 16;
     /// In a page list and not handed out since it left the buddy lists: `Backing::take` is due.
     pub(crate) const FRESH: u32 = 1 << 17;
-    /// The tails are marked with their distance.
+    /// The tails are marked.
     pub(crate) const COMPOUND: u32 = 1 << 18;
+    /// The head of device memory: it never goes to the lists (D5).
+    pub(crate) const DEVICE: u32 = 1 << 19;
 
-    const MAX_DISTANCE: usize = (1 << 24) - 1;
-    const MAX_ORDER: u32 = 31;
+    /// For a tail: it has no distance of its own, the head is found by alignment.
+    const ALIGNED: u32 = 1 << 31;
+    const MAX_DISTANCE: usize = (1 << 23) - 1;
+    /// The largest order that a state can say.
+    pub(crate) const MAX_ORDER: u32 = 31;
 
     pub(crate) const fn new(kind: PageKind, order: u32, migrate: MigrateType, flags: u32) -> Self {
         Self(kind as u32 | order << 8 | (migrate as u32) << 13 | flags)
@@ -128,6 +133,20 @@ impl State {
             Self::TAIL
         } else {
             Self(PageKind::Tail as u32 | (distance as u32) << 8)
+        }
+    }
+
+    /// A tail of an aligned compound of `order`, whichever tail it is (D1).
+    pub(crate) const fn aligned_tail(order: u32) -> Self {
+        Self(PageKind::Tail as u32 | order << 8 | Self::ALIGNED)
+    }
+
+    /// The order of the compound that an aligned tail is in; `None` for any other frame.
+    pub(crate) const fn aligned_order(self) -> Option<u32> {
+        if self.0 & 0xff == PageKind::Tail as u32 && self.0 & Self::ALIGNED != 0 {
+            Some(self.0 >> 8 & 0x1f)
+        } else {
+            None
         }
     }
 
@@ -149,7 +168,7 @@ impl State {
     }
 
     pub(crate) const fn distance(self) -> usize {
-        (self.0 >> 8) as usize
+        ((self.0 & !Self::ALIGNED) >> 8) as usize
     }
 
     pub(crate) fn migrate(self) -> MigrateType {
@@ -216,9 +235,14 @@ impl Page {
     }
 
     /// Changes the kind; what else is known of the frame stays. For the owner of the block, on its
-    /// first frame.
+    /// first frame: a tail stays as it is, because it may be a record that others share (D2).
     pub fn set_kind(&self, kind: PageKind) {
         let state = self.state.load(Ordering::Relaxed);
+        let is_tail = state & 0xff == PageKind::Tail as u32;
+        debug_assert!(!is_tail, "a tail has no kind of its own");
+        if is_tail {
+            return;
+        }
         self.state
             .store(state & !0xff | kind as u32, Ordering::Release);
     }
@@ -255,7 +279,10 @@ impl Page {
     }
 
     pub(crate) fn state(&self) -> State {
-        State(self.state.load(Ordering::Acquire))
+        // The record may be mapped read only (D2), where an `acquire` load is not defined (V3 of the host's model).
+        let state = self.state.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        State(state)
     }
 
     pub(crate) fn set_state(&self, state: State) {
@@ -338,13 +365,25 @@ mod tests {
 
     #[test]
     fn a_tail_has_no_order_and_no_flags_whatever_its_distance() {
-        let t = State::tail(0x00ff_ffff);
+        let t = State::tail(0x007f_ffff);
         assert_eq!(
-            (t.kind(), t.order(), t.distance()),
-            (PageKind::Tail, 0, 0x00ff_ffff)
+            (t.kind(), t.order(), t.distance(), t.aligned_order()),
+            (PageKind::Tail, 0, 0x007f_ffff, None)
         );
         assert!(!t.has(State::RUN) && !t.has(State::FRESH));
-        assert_eq!(State::tail(1 << 24), State::TAIL);
+        assert_eq!(State::tail(1 << 23), State::TAIL);
+    }
+
+    #[test]
+    fn an_aligned_tail_says_its_order_and_nothing_else() {
+        for order in 0..=State::MAX_ORDER {
+            let t = State::aligned_tail(order);
+            assert_eq!((t.kind(), t.aligned_order()), (PageKind::Tail, Some(order)));
+            assert!(t.order() == 0 && !t.has(State::COMPOUND) && !t.has(State::DEVICE));
+        }
+        let head = State::new(PageKind::Device, 31, MigrateType::Isolate, State::DEVICE);
+        assert_eq!(head.aligned_order(), None);
+        assert_eq!((head.order(), head.has(State::DEVICE)), (31, true));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use core::fmt;
 use core::sync::atomic::Ordering;
 
-use crate::Frames;
 use crate::zone::{ORDERS, ZoneState};
+use crate::{Frames, MemmapInfo};
 use flagstone_host::Host;
 use flagstone_types::{CpuId, MigrateType, Nid, Pfn, Zone};
 
@@ -48,6 +48,8 @@ pub struct ZoneReport {
     pub batch: usize,
     /// Pages that a CPU's page lists may hold.
     pub list_limit: usize,
+    /// What the records of device memory take where they are mapped page by page.
+    pub memmap: MemmapInfo,
 }
 
 impl<H: Host> ZoneState<H> {
@@ -76,6 +78,10 @@ impl<H: Host> ZoneState<H> {
             }),
             batch: self.batch.load(Ordering::Relaxed),
             list_limit: self.list_limit.load(Ordering::Relaxed),
+            memmap: MemmapInfo {
+                pages: self.memmap_pages.load(Ordering::Relaxed),
+                saved: self.memmap_saved.load(Ordering::Relaxed),
+            },
         }
     }
 
@@ -206,6 +212,10 @@ impl<H: Host> fmt::Display for ZoneInfo<'_, H> {
             }
             writeln!(f, ")")?;
             writeln!(f, "      nr_free_pages {}", zone.free)?;
+            if zone.memmap != MemmapInfo::default() {
+                writeln!(f, "      nr_memmap {}", zone.memmap.pages)?;
+                writeln!(f, "      nr_memmap_saved {}", zone.memmap.saved)?;
+            }
             writeln!(f, "  pagesets")?;
             let state = &self.0.zones_of(zone.nid)[zone.zone.index()];
             for cpu in (0..host.possible_cpus())

@@ -227,6 +227,15 @@ impl<H: Host> Locked<'_, H> {
                         "P5: the frames of a block but the first are tails",
                     ));
                 }
+                if state.has(State::DEVICE)
+                    && zone.page(tail).state() != State::aligned_tail(state.order())
+                {
+                    return Err(broken(
+                        zone,
+                        tail,
+                        "D1: a tail of device memory says the order of its compound",
+                    ));
+                }
             }
             managed += pages;
             if state.kind() == PageKind::Buddy {

@@ -61,6 +61,10 @@ pub(crate) struct ZoneState<H: Host> {
     pub(crate) protection: [AtomicUsize; Zone::COUNT],
     /// Pages that were added.
     pub(crate) managed: AtomicUsize,
+    /// Memmap pages of device memory that frames are behind, one each (D5).
+    pub(crate) memmap_pages: AtomicUsize,
+    /// Memmap pages of device memory that share a frame with another.
+    pub(crate) memmap_saved: AtomicUsize,
     /// Whether a fork holds the locks of the slots. Written by the holder of the fork gate only.
     pub(crate) slots_held: AtomicBool,
     lists: Mutex<H, classes::Zone, Lists>,
@@ -101,6 +105,8 @@ impl<H: Host> ZoneState<H> {
             high: AtomicUsize::new(0),
             protection: [const { AtomicUsize::new(0) }; Zone::COUNT],
             managed: AtomicUsize::new(0),
+            memmap_pages: AtomicUsize::new(0),
+            memmap_saved: AtomicUsize::new(0),
             slots_held: AtomicBool::new(false),
             lists: Mutex::<H, classes::Zone, _>::new(Lists {
                 free: [[List::default(); ORDERS]; MigrateType::COUNT],
@@ -174,7 +180,8 @@ impl<H: Host> ZoneState<H> {
 pub(crate) fn page_of<H: Host>(host: &H, pfn: Pfn) -> Option<&Page> {
     let meta = host.meta(pfn)?;
     // SAFETY: M2: 64 bytes, aligned, at a constant address as long as the machine is there, zeroed at
-    // first (all zero is a valid `Page`); shared access is through atomics (P1, P2).
+    // first (all zero is a valid `Page`); shared access is through atomics (P1, P2). V1, D3: the same for device memory, until
+    // it is removed, when nobody uses the reference any more.
     Some(unsafe { meta.cast::<Page>().as_ref() })
 }
 

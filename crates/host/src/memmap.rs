@@ -115,7 +115,7 @@ impl MemmapCaps {
 ///   address of the record of frame `f` is that of byte `f % RECORDS * META_BYTES` of the frame behind its memmap page, and stays
 ///   valid until [`VirtualMemmap::unmap_memmap`] is called;
 /// - **V2** [`VirtualMemmap::device_node`] answers only for frames that are committed (M5), that `frame_ptr` answers for like any others of one
-///   zone (M1), whose largest-order blocks hold nothing else (M8), and that are there as long as the machine.
+///   zone (M1), whose largest-order blocks hold nothing else (M8), and that are there as long as the machine; nobody uses them before their records are mapped.
 pub unsafe trait VirtualMemmap: PageMap {
     /// What the running machine says about sharing.
     fn memmap_caps(&self) -> MemmapCaps;
@@ -130,7 +130,7 @@ pub unsafe trait VirtualMemmap: PageMap {
     /// mapping. Nothing has changed then.
     ///
     /// # Safety
-    /// `backing` is the caller's until the pages are unmapped, and holds valid records: what they say or zeros (V3).
+    /// `backing` is the caller's until the pages are unmapped, and holds valid records from now on if they are `Shared`, else from the time they are shown (V3).
     unsafe fn map_memmap(
         &self,
         frames: PfnRange,

@@ -2,6 +2,8 @@
 
 mod behaviour;
 mod concurrent;
+mod device;
+mod device_faults;
 mod model;
 mod release;
 mod report;
