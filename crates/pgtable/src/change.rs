@@ -16,13 +16,15 @@ use flagstone_types::VirtAddr;
 
 /// What becomes of an entry that is a leaf or absent. Asked again if the unit changes the entry meanwhile.
 trait Rule {
+    /// Whether it calls nothing that is not known.
+    const SHORT: bool;
+
     fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L>;
 }
 
 struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
     gather: &'g mut Gather<'t, 'f, H, F, M, O>,
     rule: R,
-    quiet: bool,
 }
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, F, M, O, R> {
@@ -34,6 +36,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
         index: usize,
         seen: Raw<F, L>,
         offset: u64,
+        quiet: bool,
     ) -> (Raw<F, L>, Raw<F, L>) {
         let mut old = seen;
         loop {
@@ -41,7 +44,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
             if new == old {
                 return (old, new);
             }
-            if self.quiet || old.is_settled() {
+            if quiet || old.is_settled() {
                 locked.overwrite(index, new);
                 return (old, new);
             }
@@ -86,6 +89,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
 impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
     for Change<'_, '_, '_, H, F, M, O, R>
 {
+    const SHORT: bool = R::SHORT;
+
     #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         wanted
@@ -99,6 +104,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
         first: usize,
         count: usize,
         offset: u64,
+        quiet: bool,
     ) -> usize {
         if ops.table.caps.stray_dirty {
             return self.edit_in_two_steps(ops, locked, first, count.min(CHUNK), offset);
@@ -115,7 +121,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
                 break;
             }
             if !seen.is_none() {
-                let (old, new) = self.change(locked, first + n, seen, at);
+                let (old, new) = self.change(locked, first + n, seen, at, quiet);
                 if old != new {
                     let (was, is) = (old.bits(), new.bits());
                     let way = (was ^ is, was & !is, old.is_present());
@@ -140,6 +146,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
 struct Protect(Access);
 
 impl Rule for Protect {
+    const SHORT: bool = true;
+
     #[inline]
     fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
@@ -152,6 +160,8 @@ impl Rule for Protect {
 struct WriteProtect;
 
 impl Rule for WriteProtect {
+    const SHORT: bool = true;
+
     #[inline]
     fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, _: u64) -> Raw<F, L> {
         if old.is_present() {
@@ -193,6 +203,8 @@ struct Each<C> {
 
 /// A [`Rule`] that a caller's function decides, leaf by leaf.
 impl<C: FnMut(u64, Level, Leaf) -> Leaf> Rule for Each<C> {
+    const SHORT: bool = false;
+
     #[inline]
     fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L> {
         let Entry::Leaf(leaf) = old.decode() else {
@@ -222,12 +234,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     ) -> Result<(), Error> {
         let span = self.table.addresses.span(range, Level::PTE)?;
         self.check_edges(span)?;
-        let quiet = self.is_quiet();
-        let mut change = Change {
-            gather,
-            rule,
-            quiet,
-        };
+        let mut change = Change { gather, rule };
         self.edit(span, &mut change)
     }
 

@@ -188,10 +188,13 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, T: TableLevel> Visit<H, F, M>
         };
         let table = ops.lock_child(&place, child)?;
         let entries = F::entries(L::Below::LEVEL);
+        let quiet = ops.is_quiet();
         let mut done = 0;
         while done < entries {
             let at = start + done as u64 * reach_of::<F>(L::Below::LEVEL);
-            let n = self.unmap.edit(ops, &table, done, entries - done, at);
+            let n = self
+                .unmap
+                .edit(ops, &table, done, entries - done, at, quiet);
             if n == 0 {
                 // A table below: not one of leaves.
                 return Err(ops.occupied(start, seen).into());
@@ -249,14 +252,13 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     ) -> Result<(), Error> {
         let offset = self.aligned::<crate::Pmd>(at)?;
         let entries = F::entries(Level::PTE);
-        let quiet = self.is_quiet();
         while gather.reserve(entries + 1) <= entries {
             if !gather.grow() {
                 return Err(Error::NoTable(AllocError::OutOfMemory));
             }
         }
         let mut retract = Retract {
-            unmap: Unmap::new(gather, quiet, entries),
+            unmap: Unmap::new(gather, entries),
             level: PhantomData::<crate::Pmd>,
         };
         if let Some(table) = self.visit(offset, &mut retract)? {

@@ -11,11 +11,14 @@ use crate::words::Locked;
 
 /// What an operation does with the entries of a run.
 pub(crate) trait Edit<H: TableHost, F: Format, M: Mode> {
+    /// Whether it is short and calls nothing that is not known, so that it may be a quiet run.
+    const SHORT: bool;
+
     /// How many entries it can take at once. Called with no lock held and in no section.
     fn room(&mut self, wanted: usize) -> usize;
 
     /// Works on `count` entries of a locked table from `first` on, the first one at `offset`; they reach nowhere beyond the range. Stops before one
-    /// that names a table. Says how many it has done.
+    /// that names a table. `quiet`: no unit uses the page table meanwhile. Says how many it has done.
     fn edit<L: TableLevel>(
         &mut self,
         ops: &Ops<'_, '_, H, F, M>,
@@ -23,6 +26,7 @@ pub(crate) trait Edit<H: TableHost, F: Format, M: Mode> {
         first: usize,
         count: usize,
         offset: u64,
+        quiet: bool,
     ) -> usize;
 }
 
@@ -60,7 +64,12 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
         }
         let count = place.count_to(self.end).min(whole).min(self.room);
         let locked = ops.lock(&place)?;
-        let done = self.edit.edit(ops, &locked, place.index, count, start);
+        let run = ops.begin_quiet(if E::SHORT { count } else { 0 });
+        let quiet = run.is_quiet();
+        let done = self
+            .edit
+            .edit(ops, &locked, place.index, count, start, quiet);
+        drop(run);
         drop(locked);
         if done == 0 {
             return Err(Stop::Again);

@@ -11,6 +11,7 @@ use crate::span::{Span, index_of, reach_of};
 use crate::table::{PageTable, TableHost};
 use crate::words::{Locked, Table, names_table};
 use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_types::{PhysAddr, VirtAddr};
 
 /// Operations on a page table, in the form that `M` says.
@@ -22,6 +23,31 @@ pub struct Ops<'t, 'f, H: TableHost, F: Format, M: Mode> {
 impl<H: TableHost, F: Format, M: Mode> core::fmt::Debug for Ops<'_, '_, H, F, M> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Ops<{}>({:?})", core::any::type_name::<M>(), self.table)
+    }
+}
+
+/// A run of changes; see [`Ops::begin_quiet`].
+pub(crate) struct QuietRun<'t, H: TableHost + 't> {
+    editors: Option<(&'t AtomicU32, H::IrqGuard<'t>)>,
+    quiet: bool,
+}
+
+impl<H: TableHost> QuietRun<'_, H> {
+    /// Fewer entries are changed sooner by exchanges.
+    const WORTH: usize = 8;
+
+    #[inline(always)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+}
+
+impl<'t, H: TableHost + 't> Drop for QuietRun<'t, H> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((editors, _irq)) = self.editors.take() {
+            editors.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -96,6 +122,30 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     #[inline(always)]
     pub(crate) fn host(&self) -> &'t H {
         &self.table.host
+    }
+
+    /// Begins a run on a locked table during which, if it says so, no unit uses the page table (E1, E3). Short: without waiting, and without calls to code
+    /// that is not known.
+    #[inline]
+    pub(crate) fn begin_quiet(&self, count: usize) -> QuietRun<'t, H> {
+        if !M::SHARED || count < QuietRun::<H>::WORTH || self.table.caps.stray_dirty {
+            return QuietRun {
+                editors: None,
+                quiet: self.is_quiet(),
+            };
+        }
+        if !self.table.cpus.load().is_empty() {
+            return QuietRun {
+                editors: None,
+                quiet: false,
+            };
+        }
+        let irq = self.host().irq_guard();
+        self.table.editors.fetch_add(1, Ordering::SeqCst);
+        QuietRun {
+            editors: Some((&self.table.editors, irq)),
+            quiet: self.table.cpus.load().is_empty(),
+        }
     }
 
     /// Whether no unit uses the page table, and none can begin to (E1).

@@ -56,6 +56,8 @@ pub struct PageTable<'f, H: TableHost, F: Format> {
     pub(crate) cpus: AtomicCpuMask,
     /// Gathers that may have changed something and not yet invalidated it (I4).
     pub(crate) gathering: AtomicU32,
+    /// Contexts that change entries on the strength of no CPU being in `cpus` (E3).
+    pub(crate) editors: AtomicU32,
     /// Tables that are linked, the root included.
     pub(crate) linked: AtomicUsize,
     /// Whether the tables that the root names stay for good, because other roots name them too.
@@ -97,6 +99,7 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
             gfp: params.gfp,
             cpus: AtomicCpuMask::new(),
             gathering: AtomicU32::new(0),
+            editors: AtomicU32::new(0),
             linked: AtomicUsize::new(0),
             lends: AtomicBool::new(false),
             fragments: [const { AtomicU64::new(0) }; 6],
@@ -332,6 +335,9 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
     pub unsafe fn activate(&self, cpu: CpuId) {
         // I3: before the unit can load anything.
         let fresh = self.cpus.insert(cpu);
+        if fresh {
+            self.wait_for_editors();
+        }
         // SAFETY: the caller's promise; the CPU is in the set, so it misses no invalidation from here on.
         unsafe {
             self.host
@@ -349,7 +355,18 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
 
     /// Puts a CPU into the set of those that are invalidated without activating anything: for page tables that are reached from others (a kernel half).
     pub fn enter(&self, cpu: CpuId) {
-        self.cpus.insert(cpu);
+        if self.cpus.insert(cpu) {
+            self.wait_for_editors();
+        }
+    }
+
+    /// Waits until nobody relies any more on the set of CPUs being empty (E3): for one run of one table at most.
+    fn wait_for_editors(&self) {
+        let mut spins = 0;
+        while self.editors.load(Ordering::SeqCst) != 0 {
+            self.host.relax(spins);
+            spins = spins.saturating_add(1);
+        }
     }
 
     /// Frees every table below the entries of a table, which is the caller's.

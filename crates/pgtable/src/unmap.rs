@@ -14,23 +14,14 @@ use crate::words::Locked;
 
 pub(crate) struct Unmap<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
     gather: &'g mut Gather<'t, 'f, H, F, M, O>,
-    quiet: bool,
     /// Runs that the gather has room for.
     room: usize,
 }
 
 impl<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'g, 't, 'f, H, F, M, O> {
-    /// Takes out into `gather`, which has room for `room` runs. `quiet`: no unit uses the page table.
-    pub(crate) fn new(
-        gather: &'g mut Gather<'t, 'f, H, F, M, O>,
-        quiet: bool,
-        room: usize,
-    ) -> Self {
-        Self {
-            gather,
-            quiet,
-            room,
-        }
+    /// Takes out into `gather`, which has room for `room` runs.
+    pub(crate) fn new(gather: &'g mut Gather<'t, 'f, H, F, M, O>, room: usize) -> Self {
+        Self { gather, room }
     }
 }
 
@@ -102,6 +93,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
 }
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_, '_, H, F, M, O> {
+    const SHORT: bool = true;
+
     #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         self.room = self.gather.reserve(1);
@@ -116,6 +109,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
         first: usize,
         count: usize,
         offset: u64,
+        quiet: bool,
     ) -> usize {
         if ops.table.caps.stray_dirty {
             let count = count.min(CHUNK).min(self.room);
@@ -137,7 +131,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
                     done = n;
                     break;
                 }
-                let old = locked.take(first + n, seen, self.quiet);
+                let old = locked.take(first + n, seen, quiet);
                 if old.is_present() {
                     from = from.min(at);
                     to = at + size;
@@ -204,7 +198,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         span: Span,
         gather: &mut Gather<'t, 'f, H, F, M, O>,
     ) -> Result<(), Error> {
-        let mut unmap = Unmap::new(gather, self.is_quiet(), 0);
+        let mut unmap = Unmap::new(gather, 0);
         self.edit(span, &mut unmap)
     }
 }

@@ -183,7 +183,8 @@ impl<'s, H: TableHost, F: Format, L: TableLevel, M: Mode> Locked<'s, H, F, L, M>
         }
     }
 
-    /// Stores an entry over one that the unit does not change (E1, E2). In two halves it must not be valid in between: it is cleared first.
+    /// Stores an entry over one that the unit does not change (E1, E2). In two halves: a present one in one exchange, any other by way of a low half of
+    /// 0, which is nothing whatever the high one says.
     #[inline(always)]
     pub(crate) fn overwrite(&self, index: usize, raw: Raw<F, L>) {
         let at = self.table.slot(index);
@@ -192,7 +193,9 @@ impl<'s, H: TableHost, F: Format, L: TableLevel, M: Mode> Locked<'s, H, F, L, M>
         } else if raw.is_present() {
             self.exchange(index, raw);
         } else {
-            self.store_halves(at, raw.bits(), false);
+            // SAFETY: D1: an entry of a table that the caller may write.
+            unsafe { self.table.host.store_half(at, 0) };
+            self.store_halves(at, raw.bits(), true);
         }
     }
 

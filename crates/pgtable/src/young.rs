@@ -17,6 +17,8 @@ struct Clear<C> {
 }
 
 impl<H: TableHost, F: Format, M: Mode, C: FnMut(u64, Level, Leaf)> Edit<H, F, M> for Clear<C> {
+    const SHORT: bool = false;
+
     #[inline]
     fn room(&mut self, wanted: usize) -> usize {
         wanted
@@ -30,8 +32,8 @@ impl<H: TableHost, F: Format, M: Mode, C: FnMut(u64, Level, Leaf)> Edit<H, F, M>
         first: usize,
         count: usize,
         offset: u64,
+        quiet: bool,
     ) -> usize {
-        let quiet = ops.is_quiet();
         let size = reach_of::<F>(L::LEVEL);
         for n in 0..count {
             let mut old = locked.load(first + n);

@@ -57,6 +57,10 @@ type Page = (u64, bool, bool, Option<usize>);
 /// Both forms are tried if `BOTH` is 1.
 fn run<F: Format, const SHIFT: u32, const BOTH: usize>(base: usize, list: &[Op], shared: bool) {
     with_table::<F, SHIFT>(ALL, |table, _| {
+        if !shared {
+            // SAFETY: T6: there is no unit. Nobody uses the table from here on, so entries are changed by stores.
+            unsafe { table.leave(flagstone_types::CpuId(0)) };
+        }
         let page = reach_of::<F>(Level::PTE) as usize;
         let huge = reach_of::<F>(Level::PMD) as usize / page;
         let has_huge = table.has_leaf(Level::PMD);
