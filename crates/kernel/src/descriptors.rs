@@ -3,6 +3,7 @@
 //! Each CPU has its own segments and task state in its area; the gates are the same for all.
 
 use core::alloc::Layout;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::access;
@@ -16,13 +17,13 @@ use x86_64::instructions::tables::{lgdt, lidt, load_tss};
 use x86_64::registers::model_specific::GsBase;
 use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
 use x86_64::structures::DescriptorTablePointer;
-use x86_64::structures::gdt::{Descriptor, SegmentSelector};
+use x86_64::structures::gdt::SegmentSelector;
 use x86_64::structures::tss::TaskStateSegment;
 
 /// Bytes of a stack of the interrupt stack table.
-const STACK: usize = 32 << 10;
+pub(crate) const STACK: usize = 32 << 10;
 /// Stacks: for interrupts, for exceptions, for those that may come at any moment.
-const STACKS: usize = 3;
+pub(crate) const STACKS: usize = 3;
 /// Bytes of the boot pool that the stacks of one CPU need.
 pub(crate) const STACKS_BYTES: usize = STACK * STACKS;
 
@@ -66,21 +67,49 @@ impl Descriptors {
         let layout =
             Layout::from_size_align(STACK, 4096).map_err(|_| AllocError::InvalidArgument)?;
         for n in 0..STACKS {
-            let end = Kernel.boot_alloc(layout)?.addr().get() + STACK;
-            self.task.interrupt_stack_table[n] = VirtAddr::new(end as u64);
+            self.set_stack(n, Kernel.boot_alloc(layout)?.addr().get() + STACK);
         }
-        // SAFETY: P1: the area, which the task state is in, stays where it is for ever.
-        let task = unsafe { Descriptor::tss_segment_unchecked(&raw const self.task) };
-        if let Descriptor::SystemSegment(low, high) = task {
-            self.segments[3] = low;
-            self.segments[4] = high;
-        }
+        self.set_task(core::ptr::from_ref(self).addr());
         Ok(())
+    }
+
+    /// The end of stack `n` of the table.
+    pub(crate) fn stack_end(&self, n: usize) -> usize {
+        self.task.interrupt_stack_table[n].as_u64() as usize
+    }
+
+    /// Where stack `n` of the table ends.
+    pub(crate) fn set_stack(&mut self, n: usize, end: usize) {
+        self.task.interrupt_stack_table[n] = VirtAddr::new(end as u64);
+    }
+
+    /// Where the stack ends that user mode is left on without one of the table.
+    pub(crate) fn set_first_stack(&mut self, end: usize) {
+        self.task.privilege_stack_table[0] = VirtAddr::new(end as u64);
+    }
+
+    /// Describes the task state, which the CPU finds with these descriptors at `at`.
+    pub(crate) fn set_task(&mut self, at: usize) {
+        /// Present, task state of 64 bits that nobody uses.
+        const KIND: u64 = 0x89 << 40;
+        let base = (at + offset_of!(Self, task)) as u64;
+        let limit = size_of::<TaskStateSegment>() as u64 - 1;
+        self.segments[3] = limit | (base & 0xff_ffff) << 16 | KIND | (base >> 24 & 0xff) << 56;
+        self.segments[4] = base >> 32;
     }
 }
 
-/// The gates: two words each.
-static GATES: [AtomicU64; 2 * VECTORS] = [const { AtomicU64::new(0) }; 2 * VECTORS];
+/// The gates, two words each, and nothing else in their page.
+#[repr(C, align(4096))]
+struct Gates([AtomicU64; 2 * VECTORS]);
+
+const GATES_BYTES: usize = 16 * VECTORS;
+static GATES: Gates = Gates([const { AtomicU64::new(0) }; 2 * VECTORS]);
+
+/// Where the gates are in the image.
+pub(crate) fn gates_address() -> usize {
+    (&raw const GATES).addr()
+}
 
 /// Which stack of the table a vector enters on, from 1.
 const fn stack_of(vector: usize) -> u64 {
@@ -108,8 +137,8 @@ pub(crate) fn make_gates(entries: &[u64; VECTORS]) {
             | stack_of(vector) << 32
             | kind
             | (entry >> 16 & 0xffff) << 48;
-        GATES[2 * vector].store(low, Ordering::Relaxed);
-        GATES[2 * vector + 1].store(entry >> 32, Ordering::Relaxed);
+        GATES.0[2 * vector].store(low, Ordering::Relaxed);
+        GATES.0[2 * vector + 1].store(entry >> 32, Ordering::Relaxed);
     }
 }
 
@@ -119,15 +148,11 @@ pub(crate) fn make_gates(entries: &[u64; VECTORS]) {
 /// Once on each CPU, with interrupts blocked; `area` is its area, whose descriptors were made, and the gates too.
 pub(crate) unsafe fn load(area: &'static Area) {
     let descriptors = area.descriptors.get();
-    let pointer = |base: u64, bytes: usize| DescriptorTablePointer {
-        limit: bytes as u16 - 1,
-        base: VirtAddr::new(base),
-    };
     // SAFETY: P1, P3: the tables live for ever and are this CPU's; the selectors name the segments of
     // `Descriptors::new`; loading a task marks it busy in our own memory.
     unsafe {
         let segments = &raw const (*descriptors).segments;
-        lgdt(&pointer(segments as u64, size_of_val(&*segments)));
+        lgdt(&pointer(segments.addr(), SEGMENTS_BYTES));
         CS::set_reg(SegmentSelector(CODE));
         for data in [SS::set_reg, DS::set_reg, ES::set_reg] {
             data(SegmentSelector(DATA));
@@ -137,7 +162,32 @@ pub(crate) unsafe fn load(area: &'static Area) {
         FS::set_reg(SegmentSelector(0));
         GS::set_reg(SegmentSelector(0));
         GsBase::write(base);
-        lidt(&pointer(GATES.as_ptr() as u64, size_of_val(&GATES)));
+        lidt(&pointer(gates_address(), GATES_BYTES));
         load_tss(SegmentSelector(TASK));
+    }
+}
+
+/// Loads this CPU's tables anew, which are mapped at `at` and `gates` too.
+///
+/// # Safety
+/// With interrupts blocked; `descriptors` were made for this CPU to be used at `at`, and both stay for ever.
+pub(crate) unsafe fn reload(descriptors: *mut Descriptors, at: usize, gates: usize) {
+    let offset = offset_of!(Descriptors, segments);
+    // SAFETY: the caller's promise. Loading the task marks it busy, so that is done where it can be written; segments are
+    // as they were.
+    unsafe {
+        lgdt(&pointer(descriptors.addr() + offset, SEGMENTS_BYTES));
+        load_tss(SegmentSelector(TASK));
+        lgdt(&pointer(at + offset, SEGMENTS_BYTES));
+        lidt(&pointer(gates, GATES_BYTES));
+    }
+}
+
+const SEGMENTS_BYTES: usize = 7 * size_of::<u64>();
+
+fn pointer(base: usize, bytes: usize) -> DescriptorTablePointer {
+    DescriptorTablePointer {
+        limit: bytes as u16 - 1,
+        base: VirtAddr::new(base as u64),
     }
 }

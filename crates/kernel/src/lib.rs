@@ -8,15 +8,17 @@
 //!   Kernel answers the traits of the host:  memory   PageMap, PhysMem, Backing       array   CpuCache, stop and drain
 //!                                           lock     SpinLock by class               grace   quiescent states
 //!                                           services Cpus, Count, Entropy            clock, serial   Clock, Log
-//!                                           unit     TableMemory, Mmu                shootdown  Shootdown
+//!                                           unit     TableMemory, Mmu                shootdown       Shootdown
+//!
+//!   space       the kernel's page table, address spaces that share it        entry_area   stacks and descriptors of a CPU at random places
 //! ```
 //!
 //! The fast paths of the object caches are *sections* (`asm/section.s`): a few instructions that an interrupt sends back to their
 //! start, without a locked instruction and without blocking interrupts. `MODEL.md` has the invariants by number, and how the image
 //! is built.
 #![no_std]
-// In a process the unit tests run; nothing starts the machine there.
-#![cfg_attr(test, allow(dead_code))]
+// Outside of the image nothing starts the machine: in a process the unit tests run, and much of the code is never compiled further than checked.
+#![cfg_attr(any(test, not(feature = "image")), allow(dead_code))]
 
 extern crate alloc;
 
@@ -29,6 +31,7 @@ mod command_line;
 mod crew;
 mod descriptors;
 mod direct;
+mod entry_area;
 mod features;
 mod grace;
 mod heap;
@@ -44,8 +47,9 @@ mod section;
 mod serial;
 mod services;
 mod shootdown;
+mod space;
 mod start_info;
-#[cfg(not(test))]
+#[cfg(all(feature = "image", not(test)))]
 mod startup;
 mod trap;
 mod trial;

@@ -93,6 +93,11 @@ pub(crate) unsafe fn prepare(info: &StartInfo, image_end: u64, pool: u64, reach:
     true
 }
 
+/// The physical address after all memory.
+pub(crate) fn end() -> u64 {
+    END.load(Ordering::Relaxed) as u64 * PAGE
+}
+
 /// Memory nodes, at least 1.
 #[inline]
 pub(crate) fn nodes() -> u32 {

@@ -51,6 +51,8 @@ pub(crate) struct Area {
     /// The stack pointer to go back to from user mode (F4).
     pub(crate) user_return: AtomicU64,
     pub(crate) mailbox: Mailbox,
+    /// The descriptors of the entry area (E1), in the direct map.
+    pub(crate) entry: AtomicPtr<Descriptors>,
     pub(crate) counts: [AtomicU64; Event::COUNT],
     pub(crate) held: UnsafeCell<HeldLocks<16>>,
     pub(crate) descriptors: UnsafeCell<Descriptors>,
@@ -96,6 +98,7 @@ impl Area {
                 rewinds: AtomicU64::new(0),
                 user_return: AtomicU64::new(0),
                 mailbox: Mailbox::default(),
+                entry: AtomicPtr::new(null_mut()),
                 counts: [const { AtomicU64::new(0) }; Event::COUNT],
                 held: UnsafeCell::new(HeldLocks::new()),
                 descriptors: UnsafeCell::new(Descriptors::new()),

@@ -6,14 +6,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::direct;
 use crate::features::{self, Features};
 use crate::kernel::Kernel;
-use crate::layout::{self, USER_PAGE};
 use crate::madt::ApicIds;
 use crate::per_cpu::{AREA_BYTES, Area, MOST_CPUS};
 use crate::serial::{self, Outcome};
 use crate::start_info::StartInfo;
 use crate::trap::VECTORS;
 use crate::{
-    access, apic, clock, command_line, crew, descriptors, interrupts, memory, services, trial, unit,
+    apic, clock, command_line, crew, descriptors, entry_area, interrupts, memory, services, trial,
+    unit,
 };
 use flagstone_host::{Level, Log, PageMap};
 use flagstone_types::AllocError;
@@ -26,12 +26,7 @@ core::arch::global_asm!(include_str!("asm/cpu_start.s"), options(att_syntax));
 core::arch::global_asm!(include_str!("asm/trap.s"), options(att_syntax));
 core::arch::global_asm!(include_str!("asm/memory.s"), options(att_syntax));
 
-/// A page table.
-#[repr(C, align(4096))]
-struct Table([AtomicU64; 512]);
-
 unsafe extern "C" {
-    static flagstone_tables: [AtomicU64; 512];
     static flagstone_trap_entries: [u64; VECTORS];
     static flagstone_tables_direct: [AtomicU64; 512];
     static flagstone_image_end: u8;
@@ -44,6 +39,8 @@ unsafe extern "C" {
 const CPU_START_PAGE: u8 = 8;
 /// Bytes of the stack of each further CPU.
 const STACK: usize = 128 << 10;
+/// Bytes of the boot pool that a CPU needs.
+const CPU_BYTES: usize = AREA_BYTES + descriptors::STACKS_BYTES + entry_area::POOL_BYTES + STACK;
 /// Bytes of the boot pool for structures of the layers.
 const STRUCTURES: usize = 1 << 20;
 /// How long a CPU may take to start, in nanoseconds: an emulator may be slow.
@@ -94,7 +91,7 @@ unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
     };
     let ids = ApicIds::find(info.rsdp, &read);
     let cpus = ids.as_slice().len().clamp(1, MOST_CPUS);
-    let pool = STRUCTURES + cpus * (AREA_BYTES + descriptors::STACKS_BYTES + STACK);
+    let pool = STRUCTURES + cpus * CPU_BYTES;
     // SAFETY: once, before anything else; the linker script defines the end.
     unsafe {
         let image_end = (&raw const flagstone_image_end).addr() as u64;
@@ -117,7 +114,6 @@ unsafe fn set_up(info: &StartInfo) -> Result<(), AllocError> {
     // SAFETY: the first CPU's own area.
     unsafe { enter(first) };
     clock::calibrate();
-    map_user_page()?;
     for area in Area::all().skip(1) {
         // SAFETY: this CPU is the only one that starts others, one at a time.
         unsafe { start(area)? };
@@ -144,26 +140,6 @@ unsafe fn map_high_memory() -> u64 {
         entry.store((gib as u64) << 30 | FLAGS, Ordering::Relaxed);
     }
     direct::REACH
-}
-
-/// Maps the page that user mode runs (F4).
-fn map_user_page() -> Result<(), AllocError> {
-    /// Present and writable, for user mode too.
-    const TABLE: u64 = 7;
-    /// Present, for user mode too.
-    const LEAF: u64 = 5;
-    // SAFETY: the start code's table of level 4, alone (M1); an entry that was empty needs no flush.
-    let mut entry = unsafe { &flagstone_tables[USER_PAGE >> 39 & 511] };
-    for _ in 0..3 {
-        let layout = Layout::new::<Table>();
-        let table = Kernel.boot_alloc(layout)?;
-        entry.store(direct::physical(table) | TABLE, Ordering::Relaxed);
-        // SAFETY: M3: zeroed, ours for ever, and aligned.
-        entry = unsafe { &table.cast::<Table>().as_ref().0[0] };
-    }
-    let page = access::user_page().addr() - layout::IMAGE;
-    entry.store(page as u64 | LEAF, Ordering::Relaxed);
-    Ok(())
 }
 
 fn make_area(apic_id: u8) -> Result<&'static Area, AllocError> {

@@ -1,13 +1,17 @@
-//! Boots the image under QEMU to try the memory management unit: tables of 4 and of 5 levels, on 1, 2 and 4 CPUs.
+//! Boots the image under QEMU to try the memory management unit and page tables on it: of 4 and of 5 levels, on 1, 2 and 4 CPUs.
 
 mod machine;
 
 use machine::{Run, boot};
 
-/// Runs the trials of the unit on a machine; `None` if there is no QEMU.
+/// The trials of the unit.
+const TRIALS: [&str; 3] = ["places", "unit", "spaces"];
+
+/// Runs them on a machine; `None` if there is no QEMU.
 fn tried(cpus: u32, levels: u32) -> Option<Run> {
-    let run = boot(cpus, 128, &format!("levels={levels} trials=unit"))?;
-    run.assert_passed(cpus, &["unit"]);
+    let words = format!("levels={levels} trials={}", TRIALS.join(","));
+    let run = boot(cpus, 128, &words)?;
+    run.assert_passed(cpus, &TRIALS);
     let text = &run.text;
     assert!(
         text.contains(&format!("tables of {levels} levels\n")),
@@ -18,7 +22,22 @@ fn tried(cpus: u32, levels: u32) -> Option<Run> {
         cpus == 1 || stale > 0,
         "no CPU had a stale translation, so that none could be missed:\n{text}"
     );
+    assert!(run.number("spaces: ") > 100, "{text}");
     Some(run)
+}
+
+/// Where the entry areas of a machine with two CPUs are.
+fn places(words: &str) -> Option<Vec<u64>> {
+    let run = boot(2, 64, &format!("trials=places {words}"))?;
+    run.assert_passed(2, &["places"]);
+    let places = run.text.lines().filter_map(|line| {
+        let line = line.strip_prefix("entry area of CPU ")?;
+        u64::from_str_radix(line.split_once(": 0x")?.1, 16).ok()
+    });
+    let places: Vec<_> = places.collect();
+    assert_eq!(places.len(), 2, "{}", run.text);
+    assert_ne!(places[0], places[1]);
+    Some(places)
 }
 
 #[test]
@@ -33,4 +52,15 @@ fn five_levels_on_one_two_and_four_cpus() {
     for cpus in [1, 2, 4] {
         tried(cpus, 5);
     }
+}
+
+#[test]
+fn entry_areas_are_elsewhere_at_each_boot_unless_a_seed_says_where() {
+    let (Some(one), Some(other)) = (places(""), places("")) else {
+        return;
+    };
+    assert!(one.iter().all(|place| !other.contains(place)));
+    let seeded = places("seed=7");
+    assert_eq!(seeded, places("seed=7"));
+    assert_ne!(seeded, places("seed=8"));
 }

@@ -51,6 +51,22 @@ const STEPS: &[Step] = &[
         variables: &[],
         runs_programs: false,
     },
+    // What is in the kernel image only.
+    Step {
+        name: "clippy-image",
+        cargo: &[
+            "clippy",
+            "--package",
+            "flagstone-kernel",
+            "--features",
+            "image",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        variables: &[("CARGO_PROFILE_DEV_PANIC", "abort")],
+        runs_programs: false,
+    },
     Step {
         name: "documentation",
         cargo: &[

@@ -11,8 +11,10 @@ mod exhaustion;
 mod grace;
 mod handoff;
 mod lifecycle;
+mod places;
 mod registers;
 mod sections;
+mod spaces;
 mod stepping;
 mod ticks;
 mod unit;
@@ -21,7 +23,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::kernel::Kernel;
 use crate::per_cpu::Area;
-use crate::{apic, clock, command_line, crew, heap, serial, services};
+use crate::{apic, clock, command_line, crew, heap, serial, services, space};
 use flagstone_host::{Clock, Count, Cpus, Entropy, Event};
 use flagstone_slab::{Cache, CacheHandle, CacheParams, Caches, SlabInfo};
 use flagstone_types::Nid;
@@ -35,9 +37,11 @@ macro_rules! say {
 use say;
 
 /// What the trials are called, in the order in which they run.
-const TRIALS: [(&str, fn()); 11] = [
+static TRIALS: [(&str, fn()); 13] = [
     ("registers", registers::run),
+    ("places", places::run),
     ("unit", unit::run),
+    ("spaces", spaces::run),
     ("stepping", stepping::run),
     ("sections", sections::run),
     ("churn", churn::run),
@@ -58,6 +62,9 @@ pub(crate) fn run() {
         Err(error) => panic!("the heap did not come up: {error}"),
     };
     let frames = caches.frames();
+    if let Err(error) = space::make(frames) {
+        panic!("the kernel has no page table: {error}");
+    }
     for nid in nodes() {
         say!("memory: {} pages on node {nid}", frames.managed_count(nid));
     }

@@ -7,6 +7,8 @@ mod shootdown;
 mod storm;
 mod tables;
 
+pub(super) use tables::contents;
+
 /// Bits of entries (Intel's manual, volume 3, 4.5).
 const PRESENT: u64 = 1;
 const WRITE: u64 = 1 << 1;

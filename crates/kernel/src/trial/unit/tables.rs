@@ -105,7 +105,7 @@ impl Tables {
 }
 
 /// The contents of physical memory, as a pointer.
-pub(super) fn contents(at: PhysAddr) -> core::ptr::NonNull<u64> {
+pub(in crate::trial) fn contents(at: PhysAddr) -> core::ptr::NonNull<u64> {
     Kernel.frame_ptr(Pfn((at.0 >> 12) as usize)).cast()
 }
 
