@@ -32,6 +32,14 @@ pub enum Error {
         /// The system's answer.
         error: std::io::Error,
     },
+    /// A page table refused, or holds something else than what was put into it.
+    #[error("page tables: {what}: {error}")]
+    PageTable {
+        /// What it was asked for.
+        what: &'static str,
+        /// Its answer.
+        error: String,
+    },
     /// The system named no CPU that this process may run on.
     #[error("no CPU to run on")]
     NoProcessor,

@@ -8,7 +8,9 @@
 //!    ├─ stages        all CPUs at once, one published improvement after another   caches · processors
 //!    ├─ steps         the same on eight simulated CPUs: locks taken, steps under them
 //!    ├─ placement · index     what the place and the form of the free-object index cost
-//!    └─ order         randomised free lists
+//!    ├─ order         randomised free lists
+//!    ├─ mapping       page tables beside those of other crates                    mapper · board
+//!    └─ invalidations how many an operation on page tables takes                  board
 //! ```
 //!
 //! A process can have one set of caches only, so a subject has a process to itself: the command `flagstone` starts one
@@ -16,13 +18,17 @@
 
 mod allocator;
 mod arrays;
+mod board;
 mod caches;
 mod clock;
 mod error;
 mod index;
+mod invalidations;
 mod known;
 mod loops;
 mod malloc;
+mod mapper;
+mod mapping;
 mod order;
 mod placement;
 mod processors;
@@ -31,6 +37,8 @@ mod steps;
 mod thread_local_array;
 
 pub use error::Error;
+pub use invalidations::OPERATIONS;
+pub use mapping::{MAPPING_OPERATIONS, RUNS};
 use std::time::Duration;
 
 /// Sizes of pairs, in bytes.
@@ -93,6 +101,12 @@ pub enum Job {
     OrderAgain,
     /// `written/SIZE/…`: from new slabs, and each object written to.
     OrderWritten,
+    /// `pgtable/PAGES/map|walk|protect|unmap` in nanoseconds for each page, in calls for so many pages.
+    Mapping,
+    /// `used/PAGES/…`: the same, and the unit has set the accessed and the dirty bit of each page since it was mapped.
+    MappingUsed,
+    /// `tlb/OPERATION/requests|local|remote`: invalidations asked for, those on this CPU, interrupts of others.
+    Invalidations,
 }
 
 impl Job {
@@ -110,6 +124,9 @@ impl Job {
         Self::OrderFresh,
         Self::OrderAgain,
         Self::OrderWritten,
+        Self::Mapping,
+        Self::MappingUsed,
+        Self::Invalidations,
     ];
 
     /// Its name on a command line.
@@ -128,6 +145,9 @@ impl Job {
             Self::OrderFresh => "fresh",
             Self::OrderAgain => "again",
             Self::OrderWritten => "written",
+            Self::Mapping => "pgtable",
+            Self::MappingUsed => "used",
+            Self::Invalidations => "tlb",
         }
     }
 
@@ -148,6 +168,8 @@ impl Job {
             Self::Placement => placement::SUBJECTS,
             Self::Index => index::SUBJECTS,
             Self::OrderFresh | Self::OrderAgain | Self::OrderWritten => order::SUBJECTS,
+            Self::Mapping | Self::MappingUsed => mapping::SUBJECTS,
+            Self::Invalidations => invalidations::SUBJECTS,
         }
     }
 
@@ -185,6 +207,9 @@ impl Job {
             Self::OrderFresh => order::measure("fresh", subject, scale, print),
             Self::OrderAgain => order::measure("again", subject, scale, print),
             Self::OrderWritten => order::measure("written", subject, scale, print),
+            Self::Mapping => mapping::measure("pgtable", subject, scale, print),
+            Self::MappingUsed => mapping::measure("used", subject, scale, print),
+            Self::Invalidations => invalidations::count(subject, print),
         }
     }
 }

@@ -169,6 +169,21 @@ pub(crate) enum Experiment {
     Randomisation(Plan),
     /// Real programs whole: time and peak resident memory
     Programs(Plan),
+    /// Page tables beside those of other crates: map, walk, protect and unmap for each page
+    Pgtable(PgtablePlan),
+    /// How many invalidations operations on page tables take; counted, not timed
+    Tlb(Plan),
+}
+
+/// What `bench pgtable` can be told.
+#[derive(Args, Debug)]
+pub(crate) struct PgtablePlan {
+    #[command(flatten)]
+    pub(crate) plan: Plan,
+
+    /// Show what a kernel counted as well: guest instructions for each page, from a file in JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) guest: Option<PathBuf>,
 }
 
 /// What every experiment can be told.

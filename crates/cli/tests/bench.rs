@@ -95,8 +95,38 @@ fn randomisation_shows_both_forms_of_cache() {
 }
 
 #[test]
+fn page_tables_are_measured_beside_those_of_other_crates() {
+    let (text, json) = bench(&["pgtable"]);
+    for subject in ["shared", "exclusive", "quiet", "x86_64", "multiarch"] {
+        let metrics = metrics(&json, subject);
+        for metric in ["pgtable/1/map", "used/512/unmap", "pgtable/4096/walk"] {
+            assert!(metrics.contains(&metric), "{subject}: {metric}");
+        }
+    }
+    assert!(text.contains("shared/best"));
+}
+
+#[test]
+fn invalidations_are_counted_beside_those_of_one_page_at_a_time() {
+    let (text, json) = bench(&["tlb"]);
+    for subject in ["gathered", "one by one"] {
+        assert!(metrics(&json, subject).contains(&"tlb/munmap/remote"));
+    }
+    let row = text.lines().find(|line| line.starts_with("unmap 1 GiB"));
+    let row: Vec<&str> = row.unwrap().split_whitespace().collect();
+    assert_eq!(row[row.len() - 2..], ["1/1/3", "262144/262144/786432"]);
+}
+
+#[test]
 fn a_part_that_does_not_exist_is_named_with_those_that_do() {
-    for experiment in ["fastpath", "contention", "layouts", "randomisation"] {
+    for experiment in [
+        "fastpath",
+        "contention",
+        "layouts",
+        "randomisation",
+        "pgtable",
+        "tlb",
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_flagstone"))
             .args(["bench", experiment, "--only", "nothing"])
             .output()

@@ -7,7 +7,7 @@
 //!   table         80 columns                 report   JSON
 //!   worker        what runs under a contestant, in a process of its own
 //!   inside        what runs in one process, by `flagstone-bench`: one subject, in a process of its own
-//!   fastpath, contention, programs, layouts, randomisation   the experiments
+//!   fastpath, contention, programs, layouts, randomisation, pgtable, tlb   the experiments
 //!   published     the published figures that are printed beside ours
 //! ```
 //!
@@ -20,6 +20,7 @@ mod fastpath;
 pub(crate) mod inside;
 mod kernel_caches;
 mod layouts;
+mod pgtable;
 mod programs;
 mod published;
 mod randomisation;
@@ -27,6 +28,7 @@ mod report;
 mod rounds;
 mod statistics;
 mod table;
+mod tlb;
 pub(crate) mod worker;
 
 use crate::args::{Experiment, Plan};
@@ -43,6 +45,8 @@ pub(crate) fn bench(experiment: &Experiment) -> Result<()> {
         Experiment::Layouts(plan) => layouts::layouts(plan),
         Experiment::Randomisation(plan) => randomisation::randomisation(plan),
         Experiment::Programs(plan) => programs::programs(plan),
+        Experiment::Pgtable(plan) => pgtable::pgtable(plan),
+        Experiment::Tlb(plan) => tlb::tlb(plan),
     }
 }
 
