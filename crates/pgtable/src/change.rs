@@ -1,5 +1,6 @@
 //! Changing what leaves say, at the same address and of the same size: access, marks, whatever a caller decides leaf by leaf.
 
+use crate::alike::address_bits;
 use crate::edit::Edit;
 use crate::error::Error;
 use crate::flush;
@@ -16,10 +17,31 @@ use flagstone_types::VirtAddr;
 
 /// What becomes of an entry that is a leaf or absent. Asked again if the unit changes the entry meanwhile.
 trait Rule {
-    /// Whether it calls nothing that is not known.
+    /// Whether it calls nothing that is not known, and does the same to all present leaves with the same flags.
     const SHORT: bool;
 
     fn apply<F: Format, L: TableLevel>(&mut self, old: Raw<F, L>, offset: u64) -> Raw<F, L>;
+}
+
+/// What becomes of present leaves with the same flags.
+struct Alike {
+    /// All ones for none: the bits of the address are never among them.
+    flags: u64,
+    /// The bits that change.
+    change: u64,
+    /// By a store.
+    plain: bool,
+    /// With an invalidation.
+    needs: bool,
+}
+
+impl Alike {
+    const NONE: Self = Self {
+        flags: u64::MAX,
+        change: 0,
+        plain: false,
+        needs: false,
+    };
 }
 
 struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
@@ -111,8 +133,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
         }
         let size = reach_of::<F>(L::LEVEL);
         let (mut at, mut from, mut to) = (offset, u64::MAX, 0);
-        // The last change and whether it needed an invalidation: neighbours mostly change in the same way.
-        let mut same = ((0, 0, false), false);
+        // What was done to the last leaf: those that are alike take the same change.
+        let mut last = Alike::NONE;
         let mut done = count;
         for n in 0..count {
             let seen = locked.load(first + n);
@@ -120,17 +142,44 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
                 done = n;
                 break;
             }
-            if !seen.is_none() {
-                let (old, new) = self.change(locked, first + n, seen, at, quiet);
-                if old != new {
-                    let (was, is) = (old.bits(), new.bits());
-                    let way = (was ^ is, was & !is, old.is_present());
-                    if same.0 != way {
-                        same = (way, flush::is_needed(old, new));
-                    }
-                    if same.1 {
+            if R::SHORT && seen.flags() == last.flags {
+                let new = Raw::from_bits(seen.bits() ^ last.change);
+                if last.change == 0 {
+                    at += size;
+                    continue;
+                }
+                let done = if last.plain {
+                    locked.overwrite(first + n, new);
+                    true
+                } else {
+                    locked.update(first + n, seen, new).is_ok()
+                };
+                if done {
+                    if last.needs {
                         from = from.min(at);
                         to = at + size;
+                    }
+                    at += size;
+                    continue;
+                }
+            }
+            if !seen.is_none() {
+                let (old, new) = self.change(locked, first + n, seen, at, quiet);
+                let needs = old != new && flush::is_needed(old, new);
+                if needs {
+                    from = from.min(at);
+                    to = at + size;
+                }
+                if old.is_present() {
+                    last = Alike {
+                        flags: old.flags(),
+                        change: old.bits() ^ new.bits(),
+                        plain: quiet || old.is_settled(),
+                        needs,
+                    };
+                    // An address that is changed with its flags is not alike any other's.
+                    if last.change & address_bits::<F>(L::LEVEL) != 0 {
+                        last = Alike::NONE;
                     }
                 }
             }
@@ -233,7 +282,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         rule: impl Rule,
     ) -> Result<(), Error> {
         let span = self.table.addresses.span(range, Level::PTE)?;
-        self.check_edges(span)?;
+        self.check_end(span)?;
         let mut change = Change { gather, rule };
         self.edit(span, &mut change)
     }

@@ -4,6 +4,7 @@
 
 use crate::format::Format;
 use crate::level::{Raw, TableLevel};
+use crate::mode::Mode;
 use crate::span::Span;
 use crate::table::{PageTable, TableHost};
 use core::sync::atomic::{Ordering, fence};
@@ -81,6 +82,25 @@ impl<H: TableHost, F: Format> PageTable<'_, H, F> {
         if cpus.len() > u32::from(cpus.contains(here)) {
             self.host.count(Event::NrTlbRemoteFlush, 1);
         }
+    }
+
+    /// Counts a gather in or out (I4).
+    #[inline(always)]
+    pub(crate) fn count_gather<M: Mode>(&self, change: i32) {
+        let change = change.cast_unsigned();
+        if M::SHARED {
+            self.gathering.fetch_add(change, Ordering::SeqCst);
+        } else {
+            // E1: nobody else counts.
+            let count = self.gathering.load(Ordering::Relaxed);
+            self.gathering
+                .store(count.wrapping_add(change), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a CPU is in the set. Meaningful where none can enter (E1).
+    pub(crate) fn is_used(&self) -> bool {
+        !self.cpus.load().is_empty()
     }
 
     /// Whether a gather is under way that may have changed entries and not yet invalidated them (I4).

@@ -82,7 +82,7 @@ struct Run {
 }
 
 /// Runs that a gather holds without memory of its own.
-const INLINE: usize = 16;
+const INLINE: usize = 8;
 
 /// A page full of runs.
 #[repr(C)]
@@ -138,7 +138,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     #[track_caller]
     pub fn gather<O: Owner>(&self, owner: O) -> Gather<'t, 'f, H, F, M, O> {
         // I4: before the first change.
-        self.table.gathering.fetch_add(1, Ordering::SeqCst);
+        self.table.count_gather::<M>(1);
         Gather {
             table: self.table,
             owner,
@@ -312,7 +312,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     fn flush_changes(&mut self, others: bool) {
         if others {
             self.table.flush(&self.table.invalidation_of_all());
-        } else if !self.needs_nothing() {
+        } else if !self.needs_nothing() && (M::SHARED || self.table.is_used()) {
             let what = self.table.invalidation(self.span, self.stride, self.tables);
             self.table.flush(&what);
         }
@@ -376,13 +376,13 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
             self.free_batch(spare);
         }
         // I4: after the last invalidation.
-        self.table.gathering.fetch_sub(1, Ordering::SeqCst);
+        self.table.count_gather::<M>(-1);
     }
 
     /// Invalidates on every CPU that may hold what was changed, then releases what was taken out. Called with no lock held and in no read-side section.
     pub fn finish(mut self) {
-        self.end();
         self.ended = true;
+        self.end();
     }
 }
 

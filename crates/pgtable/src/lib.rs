@@ -28,6 +28,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod alike;
 mod bad_access;
 mod borrowed;
 mod change;

@@ -83,18 +83,36 @@ impl<H: TableHost, F: Format, M: Mode, C: FnMut(Found)> Visit<H, F, M> for Walk<
         let size = reach_of::<F>(L::LEVEL);
         let start = place.start();
         let count = place.count_to(self.end);
+        // The last present leaf: those that are alike differ in their address.
+        let mut last: Option<(Raw<F, L>, Leaf)> = None;
         for n in 0..count {
             let raw = place.table.load(place.index + n);
             let offset = start + n as u64 * size;
+            if let Some((other, leaf)) = &last
+                && raw.flags() == other.flags()
+            {
+                (self.each)(Found {
+                    at: ops.address(offset),
+                    level: L::LEVEL,
+                    entry: Entry::Leaf(leaf.moved(raw.address_by(*other, leaf.at))),
+                });
+                continue;
+            }
             if raw.is_table() {
                 // It became one since the walk, if it is the first.
                 return if n == 0 { Err(Stop::Again) } else { Ok(offset) };
             }
             if !raw.is_none() {
+                let entry = raw.decode();
+                if let Entry::Leaf(leaf) = entry
+                    && raw.is_present()
+                {
+                    last = Some((raw, leaf));
+                }
                 (self.each)(Found {
                     at: ops.address(offset),
                     level: L::LEVEL,
-                    entry: raw.decode(),
+                    entry,
                 });
             }
         }

@@ -27,10 +27,18 @@ impl<F: Format, L: TableLevel> Source<F, L> for Contiguous {
     #[inline]
     fn fill(&self, from: usize, count: usize, mut store: impl FnMut(usize, Raw<F, L>)) {
         let first = F::leaf(L::LEVEL, &self.0);
-        let mut raw = Raw::from_bits(F::advance(L::LEVEL, first, from as u64));
-        for n in 0..count {
-            store(n, raw);
-            raw = raw.next();
+        let mut raw = Raw::<F, L>::from_bits(F::advance(L::LEVEL, first, from as u64));
+        if raw.is_present() {
+            // None is beyond the last address: that was checked.
+            for n in 0..count {
+                store(n, raw);
+                raw = raw.following();
+            }
+        } else {
+            for n in 0..count {
+                store(n, raw);
+                raw = raw.next();
+            }
         }
     }
 }
@@ -60,7 +68,8 @@ enum Step {
 
 struct MapRun<'s, 't, 'f, H: TableHost, F: Format, T, S> {
     span: Span,
-    spares: &'s mut Spares<'t, 'f, H, F>,
+    /// None: a missing table is reported.
+    spares: Option<&'s mut Spares<'t, 'f, H, F>>,
     source: &'s S,
     level: PhantomData<T>,
 }
@@ -127,12 +136,16 @@ impl<'t, 'f, H: TableHost, F: Format, T: TableLevel, S: Source<F, T>>
         ops: &Ops<'_, '_, H, F, M>,
         place: &Place<'_, H, F, L>,
     ) -> Result<Step, Stop> {
-        let Some(spare) = self.spares.take::<L::Below>() else {
-            return Ok(Step::Missing(L::Below::LEVEL));
+        let missing = Step::Missing(L::Below::LEVEL);
+        let Some(spares) = &mut self.spares else {
+            return Ok(missing);
+        };
+        let Some(spare) = spares.take::<L::Below>() else {
+            return Ok(missing);
         };
         let linked = ops.link(place, spare);
         if !matches!(linked, Ok(true)) {
-            self.spares.put(spare);
+            spares.put(spare);
         }
         linked.map(|_| Step::Linked)
     }
@@ -269,13 +282,12 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         span: Span,
         source: &S,
     ) -> Result<(), MapError> {
-        let mut spares = Spares::new(self.table);
         let table = F::shift(L::LEVEL) + F::INDEX_BITS[L::LEVEL.index()];
         if span.start >> table == (span.end - 1) >> table {
             // One table: nothing is changed before everything was looked at.
             let mut run = MapRun {
                 span,
-                spares: &mut spares,
+                spares: None,
                 source,
                 level: PhantomData::<L>,
             };
@@ -284,7 +296,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
                 Step::Linked | Step::Missing(_) => {}
             }
         }
-        self.map_with_tables(span, source, spares)
+        self.map_with_tables(span, source)
     }
 
     #[cold]
@@ -293,15 +305,15 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         &self,
         span: Span,
         source: &S,
-        mut spares: Spares<'t, 'f, H, F>,
     ) -> Result<(), MapError> {
+        let mut spares = Spares::new(self.table);
         spares.add_all(&self.survey::<L>(span)?)?;
         let size = reach_of::<F>(L::LEVEL);
         let mut at = span.start;
         while at < span.end {
             let mut run = MapRun {
                 span,
-                spares: &mut spares,
+                spares: Some(&mut spares),
                 source,
                 level: PhantomData::<L>,
             };

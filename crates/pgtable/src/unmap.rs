@@ -42,10 +42,10 @@ impl<F: Format, L: TableLevel> Contiguous<F, L> {
         next: Raw::NONE,
     };
 
-    /// Whether the entry at `offset` goes on with it.
+    /// Nothing goes on with it: an entry was left out.
     #[inline(always)]
-    fn goes_on(&self, raw: Raw<F, L>, offset: u64) -> bool {
-        raw == self.next && offset == self.offset + self.pages as u64 * reach_of::<F>(L::LEVEL)
+    fn cut(&mut self) {
+        self.next = Raw::NONE;
     }
 }
 
@@ -71,15 +71,15 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
     /// Adds an entry that was taken out.
     #[inline]
     fn add<L: TableLevel>(&mut self, run: &mut Contiguous<F, L>, raw: Raw<F, L>, offset: u64) {
-        if run.goes_on(raw, offset) {
+        if raw == run.next {
             run.pages += 1;
-            run.next = raw.next();
+            run.next = raw.following();
             return;
         }
         self.own(run);
         self.room = self.room.saturating_sub(1);
         let next = if raw.is_present() {
-            raw.next()
+            raw.following()
         } else {
             Raw::NONE
         };
@@ -137,6 +137,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
                     to = at + size;
                 }
                 self.add(&mut run, old, at);
+            } else {
+                run.cut();
             }
             at += size;
         }
@@ -168,6 +170,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
                     locked.overwrite(first + n, Raw::NONE);
                 }
                 self.add(&mut run, raw, offset + n as u64 * size);
+            } else {
+                run.cut();
             }
         }
         self.own(&run);
@@ -188,7 +192,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         gather: &mut Gather<'t, 'f, H, F, M, O>,
     ) -> Result<(), Error> {
         let span = self.table.addresses.span(range, Level::PTE)?;
-        self.check_edges(span)?;
+        self.check_end(span)?;
         self.unmap_span(span, gather)
     }
 

@@ -108,7 +108,7 @@ impl<H: TableHost, F: Format, M: Mode> Ops<'_, '_, H, F, M> {
         mut each: impl FnMut(VirtAddr, Level, Leaf),
     ) -> Result<usize, Error> {
         let span = self.table.addresses.span(range, Level::PTE)?;
-        self.check_edges(span)?;
+        self.check_end(span)?;
         let addresses = self.table.addresses;
         let each = |offset, level, leaf| each(addresses.address(offset), level, leaf);
         let mut clear = Clear { each, young: 0 };
@@ -137,7 +137,7 @@ impl<H: TableHost, F: Format, M: Mode> Ops<'_, '_, H, F, M> {
             return self.test_and_clear_young(range, each);
         }
         let span = self.table.addresses.span(range, Level::PTE)?;
-        self.check_edges(span)?;
+        self.check_end(span)?;
         let addresses = self.table.addresses;
         let each = |offset, level, leaf| each(addresses.address(offset), level, leaf);
         let mut clear = Clear { each, young: 0 };
