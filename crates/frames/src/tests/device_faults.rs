@@ -2,7 +2,7 @@
 
 use super::{GFP, order};
 use crate::{DeviceRequest, Frames, MemmapHome, ZoneReport};
-use flagstone_host::{Grace, MemRange, MemmapArch, MemmapCaps};
+use flagstone_host::{Clock, Grace, MemRange, MemmapArch, MemmapCaps, PageMap, PhysMem};
 use flagstone_seeded::{Builder, Call, Fault, Machine, for_each_seed, task};
 use flagstone_types::{AllocError, Gfp, Nid, Order, Pfn, PfnRange, Zone};
 use std::vec::Vec;
@@ -202,6 +202,7 @@ fn devices_come_and_go_while_others_look_and_allocate() {
                 let at = range.start.add(n * 17);
                 if let Some((head, page)) = f.head(at) {
                     assert_eq!(head.0, at.0 & !511);
+                    let _ = (host.now(), host.now());
                     assert_eq!(page.zone(), Zone::Device);
                     assert_eq!(page.order(), order(9));
                 }
@@ -213,6 +214,14 @@ fn devices_come_and_go_while_others_look_and_allocate() {
                 let gfp = Gfp::NOWAIT;
                 let run = f.alloc_run(gfp, 1 + n * 3, None);
                 let page = f.alloc_pages(gfp, order(n as u32 % 4), None);
+                // What was a record a moment ago is none now.
+                let spoil = |range: PfnRange| {
+                    let bytes = range.pages * <&Machine<12, 6>>::PAGE_SIZE;
+                    // SAFETY: F1: the frames are ours.
+                    unsafe { host.frame_ptr(range.start).write_bytes(0xff, bytes) };
+                };
+                page.iter().for_each(|page| spoil(page.range()));
+                run.iter().for_each(|run| spoil(run.range()));
                 page.into_iter().for_each(|page| f.free_pages(page));
                 run.into_iter().for_each(|run| f.free_run(run));
             }
