@@ -25,23 +25,39 @@ trait Rule {
 
 /// What becomes of present leaves with the same flags.
 struct Alike {
-    /// All ones for none: the bits of the address are never among them.
     flags: u64,
     /// The bits that change.
     change: u64,
-    /// By a store.
+    /// Whether a store is enough (E1, E2).
     plain: bool,
-    /// With an invalidation.
-    needs: bool,
 }
 
 impl Alike {
-    const NONE: Self = Self {
-        flags: u64::MAX,
-        change: 0,
-        plain: false,
-        needs: false,
-    };
+    /// Does to the entries that are alike what was done to the one before them; says where it stopped.
+    #[inline(always)]
+    fn change_run<H: TableHost, F: Format, L: TableLevel, M: Mode>(
+        &self,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        entries: core::ops::Range<usize>,
+    ) -> usize {
+        for n in entries.clone() {
+            let seen = locked.load(first + n);
+            if seen.flags() != self.flags {
+                return n;
+            }
+            if self.change == 0 {
+                continue;
+            }
+            let new = Raw::from_bits(seen.bits() ^ self.change);
+            if self.plain {
+                locked.overwrite(first + n, new);
+            } else if locked.update(first + n, seen, new).is_err() {
+                return n;
+            }
+        }
+        entries.end
+    }
 }
 
 struct Change<'g, 't, 'f, H: TableHost, F: Format, M: Mode, O: Owner, R> {
@@ -132,59 +148,37 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
             return self.edit_in_two_steps(ops, locked, first, count.min(CHUNK), offset);
         }
         let size = reach_of::<F>(L::LEVEL);
-        let (mut at, mut from, mut to) = (offset, u64::MAX, 0);
-        // What was done to the last leaf: those that are alike take the same change.
-        let mut last = Alike::NONE;
-        let mut done = count;
-        for n in 0..count {
+        let (mut from, mut to) = (u64::MAX, 0);
+        let mut n = 0;
+        while n < count {
             let seen = locked.load(first + n);
             if seen.is_table() {
-                done = n;
                 break;
             }
-            if R::SHORT && seen.flags() == last.flags {
-                let new = Raw::from_bits(seen.bits() ^ last.change);
-                if last.change == 0 {
-                    at += size;
-                    continue;
-                }
-                let done = if last.plain {
-                    locked.overwrite(first + n, new);
-                    true
-                } else {
-                    locked.update(first + n, seen, new).is_ok()
+            if seen.is_none() {
+                n += 1;
+                continue;
+            }
+            let at = offset + n as u64 * size;
+            let (old, new) = self.change(locked, first + n, seen, at, quiet);
+            n += 1;
+            let needs = old != new && flush::is_needed(old, new);
+            let change = old.bits() ^ new.bits();
+            // An address that is changed with its flags is not alike any other's.
+            if R::SHORT && old.is_present() && change & address_bits::<F>(L::LEVEL) == 0 {
+                let alike = Alike {
+                    flags: old.flags(),
+                    change,
+                    plain: quiet || old.is_settled(),
                 };
-                if done {
-                    if last.needs {
-                        from = from.min(at);
-                        to = at + size;
-                    }
-                    at += size;
-                    continue;
-                }
+                n = alike.change_run(locked, first, n..count);
             }
-            if !seen.is_none() {
-                let (old, new) = self.change(locked, first + n, seen, at, quiet);
-                let needs = old != new && flush::is_needed(old, new);
-                if needs {
-                    from = from.min(at);
-                    to = at + size;
-                }
-                if old.is_present() {
-                    last = Alike {
-                        flags: old.flags(),
-                        change: old.bits() ^ new.bits(),
-                        plain: quiet || old.is_settled(),
-                        needs,
-                    };
-                    // An address that is changed with its flags is not alike any other's.
-                    if last.change & address_bits::<F>(L::LEVEL) != 0 {
-                        last = Alike::NONE;
-                    }
-                }
+            if needs {
+                from = from.min(at);
+                to = offset + n as u64 * size;
             }
-            at += size;
         }
+        let done = n;
         if from < to {
             self.gather.note(from, to, L::LEVEL);
         }

@@ -135,6 +135,7 @@ const EMPTY: Span = Span {
 
 impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     /// Begins to gather. `owner` gets what leaves and absent entries stood for.
+    #[inline]
     #[track_caller]
     pub fn gather<O: Owner>(&self, owner: O) -> Gather<'t, 'f, H, F, M, O> {
         // I4: before the first change.
@@ -325,6 +326,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     }
 
     /// Invalidates, then releases everything that is owned.
+    #[inline]
     fn settle(&mut self) {
         let others = self.sees_others();
         self.flush_changes(others);
@@ -370,6 +372,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
         self.needs_nothing() && self.inline_len == 0 && self.last.is_none()
     }
 
+    #[inline]
     fn end(&mut self) {
         self.settle();
         while let Some(spare) = self.take_spare() {
@@ -380,6 +383,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     }
 
     /// Invalidates on every CPU that may hold what was changed, then releases what was taken out. Called with no lock held and in no read-side section.
+    #[inline]
     pub fn finish(mut self) {
         self.ended = true;
         self.end();

@@ -117,31 +117,33 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
         }
         let size = reach_of::<F>(L::LEVEL);
         let mut run = Contiguous::NONE;
-        let (mut at, mut from, mut to) = (offset, u64::MAX, 0);
-        let mut done = count;
-        for n in 0..count {
+        let (mut from, mut to) = (u64::MAX, 0);
+        let mut n = 0;
+        while n < count {
             let seen = locked.load(first + n);
             if seen.is_table() {
-                done = n;
                 break;
             }
-            if !seen.is_none() {
-                // It may begin a run of its own, whatever it looks like before it is taken.
-                if self.room == 0 {
-                    done = n;
-                    break;
-                }
-                let old = locked.take(first + n, seen, quiet);
-                if old.is_present() {
-                    from = from.min(at);
-                    to = at + size;
-                }
-                self.add(&mut run, old, at);
-            } else {
+            if seen.is_none() {
                 run.cut();
+                n += 1;
+                continue;
             }
-            at += size;
+            // It may begin a run of its own, whatever it looks like before it is taken.
+            if self.room == 0 {
+                break;
+            }
+            let old = locked.take(first + n, seen, quiet);
+            self.add(&mut run, old, offset + n as u64 * size);
+            n += 1;
+            if old.is_present() {
+                from = from.min(offset + (n - 1) as u64 * size);
+                let plain = quiet || seen.is_settled();
+                n = self.take_run(locked, first, n..count, offset, &mut run, plain);
+                to = offset + n as u64 * size;
+            }
         }
+        let done = n;
         if from < to {
             self.gather.note(from, to, L::LEVEL);
         }
@@ -151,6 +153,42 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
 }
 
 impl<H: TableHost, F: Format, M: Mode, O: Owner> Unmap<'_, '_, '_, H, F, M, O> {
+    /// Takes out the entries that go on with `run`, by stores if that is enough (E1, E2); says where it stopped.
+    #[inline(always)]
+    fn take_run<L: TableLevel>(
+        &mut self,
+        locked: &Locked<'_, H, F, L, M>,
+        first: usize,
+        entries: core::ops::Range<usize>,
+        offset: u64,
+        run: &mut Contiguous<F, L>,
+        plain: bool,
+    ) -> usize {
+        let (mut n, mut next) = (entries.start, run.next);
+        let mut surprise = None;
+        while n < entries.end && (plain || self.room > 0) && locked.load(first + n) == next {
+            if plain {
+                locked.overwrite(first + n, Raw::NONE);
+            } else {
+                let old = locked.exchange(first + n, Raw::NONE);
+                if old != next {
+                    surprise = Some(old);
+                    break;
+                }
+            }
+            next = next.following();
+            n += 1;
+        }
+        run.pages += n - entries.start;
+        run.next = next;
+        if let Some(old) = surprise {
+            // The unit has set a bit a moment ago.
+            self.add(run, old, offset + n as u64 * reach_of::<F>(L::LEVEL));
+            n += 1;
+        }
+        n
+    }
+
     /// As `edit`, on a unit that sets the dirty bit of entries that have gone (I6).
     #[cold]
     fn edit_in_two_steps<L: TableLevel>(

@@ -47,6 +47,7 @@ impl CpuMask {
     }
 
     /// Whether a CPU is in the set.
+    #[inline]
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
         self.0
@@ -55,12 +56,14 @@ impl CpuMask {
     }
 
     /// Whether nobody is in the set.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
     }
 
     /// How many CPUs are in the set.
+    #[inline]
     #[must_use]
     pub fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
@@ -119,6 +122,7 @@ impl AtomicCpuMask {
     }
 
     /// The set as it is now: each word by itself, sequentially consistent.
+    #[inline]
     #[must_use]
     pub fn load(&self) -> CpuMask {
         CpuMask(core::array::from_fn(|n| self.0[n].load(Ordering::SeqCst)))
