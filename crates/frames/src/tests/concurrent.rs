@@ -1,6 +1,6 @@
 //! Many CPUs at once under seeded schedules: every frame has one owner, and the structure is whole afterwards.
 
-use crate::{Frames, PageBlock, PageRun, ReleasePolicy};
+use crate::{Frames, PageBlock, PageKind, PageRun, ReleasePolicy};
 use core::cell::{Cell, RefCell};
 use flagstone_host::{Backing, Clock, MemRange, Mutex, PhysMem, classes};
 use flagstone_seeded::{Builder, Call, Fault, Machine, Rng, Task, TaskCtx, for_each_seed, task};
@@ -27,6 +27,8 @@ struct World<'m, const SHIFT: u32, const ORDER: u32> {
     machine: &'m Machine<SHIFT, ORDER>,
     frames: Frames<&'m Machine<SHIFT, ORDER>>,
     owned: RefCell<BTreeMap<usize, usize>>,
+    /// What tasks left behind for those of the next round.
+    left: RefCell<Vec<(Owned, u64)>>,
     to_add: RefCell<Vec<MemRange>>,
     failed: Cell<usize>,
 }
@@ -80,7 +82,12 @@ impl<const SHIFT: u32, const ORDER: u32> World<'_, SHIFT, ORDER> {
 
     fn work(&self, context: &TaskCtx<'_>, seed: u64, steps: usize) {
         let rng = Rng::new(seed ^ (context.index() as u64 + 1));
-        let mut mine: Vec<(Owned, u64)> = Vec::new();
+        let share = |all: usize| all.div_ceil(2);
+        let mut mine: Vec<(Owned, u64)> = {
+            let mut left = self.left.borrow_mut();
+            let from = left.len() - share(left.len());
+            left.split_off(from)
+        };
         for step in 0..steps {
             let stamp = (context.index() << 32 | step) as u64 + 1;
             let gfp = rng.pick(&[
@@ -127,9 +134,27 @@ impl<const SHIFT: u32, const ORDER: u32> World<'_, SHIFT, ORDER> {
             context.step();
             mine.push((owned, stamp));
         }
+        self.left
+            .borrow_mut()
+            .extend(mine.drain(..share(mine.len())));
         for owned in mine {
             self.free(owned);
         }
+    }
+
+    /// Nobody runs: everything must be right, with what is owned still owned.
+    fn check_quiet(&self) {
+        self.frames.validate().unwrap();
+        for (&start, &pages) in &*self.owned.borrow() {
+            let (head, page) = self.frames.head(Pfn(start + pages - 1)).unwrap();
+            assert_eq!((head, page.kind()), (Pfn(start), PageKind::Allocated));
+        }
+    }
+
+    fn free_left(&self) {
+        let left = self.left.take();
+        left.into_iter().for_each(|owned| self.free(owned));
+        assert!(self.owned.borrow().is_empty());
     }
 
     fn resize(&self, (owned, stamp): &mut (Owned, u64), by: usize) {
@@ -209,16 +234,21 @@ fn run<const SHIFT: u32, const ORDER: u32>(
         machine: &machine,
         frames,
         owned: RefCell::default(),
+        left: RefCell::default(),
         to_add: RefCell::new(machine.unadded_ranges()),
         failed: Cell::new(0),
     };
     let world = &world;
-    let mut tasks: Vec<Task<'_>> = (0..workers)
-        .map(|_| task(move |context| world.work(context, seed, 40)))
-        .collect();
-    tasks.push(task(move |context| world.keep_house(context, seed, 20)));
-    machine.run(tasks);
-    assert!(world.owned.borrow().is_empty());
+    for round in 0..3 {
+        let seed = seed ^ round << 32;
+        let mut tasks: Vec<Task<'_>> = (0..workers)
+            .map(|_| task(move |context| world.work(context, seed, 15)))
+            .collect();
+        tasks.push(task(move |context| world.keep_house(context, seed, 8)));
+        machine.run(tasks);
+        world.check_quiet();
+    }
+    world.free_left();
     world.frames.drain_page_lists();
     world.frames.validate().unwrap();
     for zone in world.frames.report() {
@@ -262,6 +292,7 @@ fn a_fork_waits_for_everybody_and_holds_everything() {
             machine: &machine,
             frames,
             owned: RefCell::default(),
+            left: RefCell::default(),
             to_add: RefCell::new(machine.unadded_ranges()),
             failed: Cell::new(0),
         };
@@ -287,6 +318,8 @@ fn a_fork_waits_for_everybody_and_holds_everything() {
             }
         }));
         machine.run(tasks);
+        world.check_quiet();
+        world.free_left();
         world.frames.validate().unwrap();
     });
 }
