@@ -75,14 +75,38 @@ unsafe impl<O: Owner> Owner for &mut O {
 struct Run {
     /// The entry of the first one; of a table, where it is.
     word: u64,
-    offset: u64,
-    pages: u32,
-    /// 0 for a table.
-    level: u8,
+    /// From bit 0: the level, 0 for a table; from bit 3: how many; from bit 18: the offset in pages.
+    rest: u64,
 }
 
-/// Runs that a gather holds without memory of its own.
-const INLINE: usize = 8;
+impl Run {
+    const PAGES: u32 = 3;
+    const OFFSET: u32 = 18;
+
+    #[inline(always)]
+    fn new<F: Format>(word: u64, offset: u64, pages: usize, level: u8) -> Self {
+        debug_assert!(pages < 1 << (Self::OFFSET - Self::PAGES) && level < 1 << Self::PAGES);
+        let rest = u64::from(level)
+            | (pages as u64) << Self::PAGES
+            | offset >> F::PAGE_SHIFT << Self::OFFSET;
+        Self { word, rest }
+    }
+
+    fn level(self) -> u8 {
+        (self.rest & ((1 << Self::PAGES) - 1)) as u8
+    }
+
+    fn pages(self) -> usize {
+        (self.rest >> Self::PAGES) as usize & ((1 << (Self::OFFSET - Self::PAGES)) - 1)
+    }
+
+    fn offset<F: Format>(self) -> u64 {
+        self.rest >> Self::OFFSET << F::PAGE_SHIFT
+    }
+}
+
+/// Runs that a gather holds without memory of its own: few, because a gather is moved when it is finished.
+const INLINE: usize = 4;
 
 /// A page full of runs.
 #[repr(C)]
@@ -104,15 +128,15 @@ pub struct Gather<'t, 'f, H: TableHost, F: Format, M: Mode, O: Owner> {
     ended: bool,
     /// The union of what needs an invalidation; empty if `start >= end`.
     span: Span,
-    stride: u32,
+    stride: u8,
     tables: bool,
     inline: [MaybeUninit<Run>; INLINE],
-    inline_len: usize,
+    inline_len: u8,
     last: Option<NonNull<BatchHead>>,
     /// Empty batches, chained by `before`, ready to be the next `last`.
     spare: Option<NonNull<BatchHead>>,
     /// How many spare ones there are.
-    spares: usize,
+    spares: u16,
     made: &'static Location<'static>,
     mode: PhantomData<M>,
 }
@@ -145,7 +169,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
             owner,
             ended: false,
             span: EMPTY,
-            stride: u32::MAX,
+            stride: u8::MAX,
             tables: false,
             inline: [MaybeUninit::uninit(); INLINE],
             inline_len: 0,
@@ -167,7 +191,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     pub(crate) fn note(&mut self, start: u64, end: u64, level: Level) {
         self.span.start = self.span.start.min(start);
         self.span.end = self.span.end.max(end);
-        self.stride = self.stride.min(F::shift(level));
+        self.stride = self.stride.min(F::shift(level) as u8);
     }
 
     /// Whether nothing is noted that needs an invalidation.
@@ -178,29 +202,19 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     /// Owns `pages` entries of `level` from now on, of which `word` is the first, at `offset`. There is room ([`Gather::reserve`]).
     #[inline]
     pub(crate) fn own(&mut self, word: u64, offset: u64, pages: usize, level: Level) {
-        self.push(Run {
-            word,
-            offset,
-            pages: pages as u32,
-            level: level.get(),
-        });
+        self.push(Run::new::<F>(word, offset, pages, level.get()));
     }
 
     /// Owns a table that was unlinked, named by an entry of level `above` that translated `start..end`. There is room.
     pub(crate) fn own_table(&mut self, at: PhysAddr, start: u64, end: u64, above: Level) {
         self.note(start, end, above);
         self.tables = true;
-        self.push(Run {
-            word: at.0,
-            offset: start,
-            pages: 1,
-            level: 0,
-        });
+        self.push(Run::new::<F>(at.0, start, 1, 0));
     }
 
     fn push(&mut self, run: Run) {
-        if self.inline_len < INLINE {
-            self.inline[self.inline_len].write(run);
+        if usize::from(self.inline_len) < INLINE {
+            self.inline[usize::from(self.inline_len)].write(run);
             self.inline_len += 1;
             return;
         }
@@ -243,12 +257,12 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
 
     /// How many runs it has room for.
     fn room(&self) -> usize {
-        let inline = INLINE - self.inline_len;
+        let inline = INLINE - usize::from(self.inline_len);
         let last = self.last.map_or(0, |batch| {
             // SAFETY: a batch of this gather.
             Self::BATCH - unsafe { batch.as_ref() }.len
         });
-        inline + last + self.spares * Self::BATCH
+        inline + last + usize::from(self.spares) * Self::BATCH
     }
 
     /// Makes room for up to `wanted` runs and says for how many there is room, at least one. Called with no lock held and in no section; may invalidate and release.
@@ -314,10 +328,12 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
         if others {
             self.table.flush(&self.table.invalidation_of_all());
         } else if !self.needs_nothing() && (M::SHARED || self.table.is_used()) {
-            let what = self.table.invalidation(self.span, self.stride, self.tables);
+            let what = self
+                .table
+                .invalidation(self.span, u32::from(self.stride), self.tables);
             self.table.flush(&what);
         }
-        (self.span, self.stride, self.tables) = (EMPTY, u32::MAX, false);
+        (self.span, self.stride, self.tables) = (EMPTY, u8::MAX, false);
     }
 
     /// Whether other gathers may have changed what this one relies on (I4).
@@ -335,7 +351,7 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
 
     fn release_all(&mut self) {
         let inline = core::mem::take(&mut self.inline_len);
-        for n in 0..inline {
+        for n in 0..usize::from(inline) {
             // SAFETY: `push` wrote the first `inline_len`.
             let run = unsafe { self.inline[n].assume_init() };
             self.release_run(run);
@@ -354,16 +370,16 @@ impl<'f, H: TableHost, F: Format, M: Mode, O: Owner> Gather<'_, 'f, H, F, M, O> 
     }
 
     fn release_run(&mut self, run: Run) {
-        let Some(level) = Level::new(run.level) else {
+        let Some(level) = Level::new(run.level()) else {
             // SAFETY: I2: unlinked by who gave it here, and invalidated with `tables` by now.
             unsafe { self.table.retire::<M>(PhysAddr(run.word)) };
             return;
         };
         let taken = Taken {
-            at: self.table.addresses.address(run.offset),
+            at: self.table.addresses.address(run.offset::<F>()),
             level,
             entry: F::decode(level, run.word),
-            pages: run.pages as usize,
+            pages: run.pages(),
         };
         self.owner.release(taken);
     }
