@@ -419,3 +419,31 @@ fn a_hypervisor_writes_what_names_tables() {
         unmap(&ops, VirtRange::new(BASE, 4 << 12));
     });
 }
+
+#[test]
+fn a_shadow_stack_stays_one_and_can_not_be_copied_elsewhere() {
+    with_table::<X86_64, 12>(ALL, |table, _| {
+        let ops = table.shared();
+        // SAFETY: there is no unit; the page is nobody's.
+        let token = unsafe { crate::shadow::ShadowStack::of_mapping(&()) };
+        let stack = Leaf::new(PhysAddr(0x7000), RW, Mapping::ShadowStack(token));
+        ops.map::<Pte>(VirtAddr(BASE), &stack, 1).unwrap();
+        let range = VirtRange::new(BASE, 4096);
+        let mut kept = None;
+        let mut gather = ops.gather(NoOwner {});
+        ops.change_each(range, &mut gather, |_, _, leaf| {
+            kept = Some(leaf);
+            leaf.mark(Marks::SOFT_DIRTY)
+        })
+        .unwrap();
+        gather.finish();
+        let now = ops.lookup(VirtAddr(BASE)).unwrap().leaf().unwrap();
+        assert!(now.marks().contains(Marks::SHADOW | Marks::SOFT_DIRTY));
+        let stolen = ops.map::<Pte>(VirtAddr(BASE + 4096), &kept.unwrap(), 1);
+        assert!(matches!(
+            stolen.unwrap_err().error,
+            Error::Unsupported { .. }
+        ));
+        unmap(&ops, range);
+    });
+}
