@@ -54,37 +54,16 @@ struct Fixup {
 pub(crate) struct Fault {
     /// The exception's vector: 14 is a page fault, 13 is what an address outside of both halves raises.
     pub(crate) vector: u8,
-    /// Its error code: for a page fault, bits of [`PageFault`].
+    /// Its error code: for a page fault, bits of [`flagstone_pgtable::FaultCode`].
     pub(crate) code: u32,
     /// The address; of a page fault only.
     pub(crate) address: VirtAddr,
 }
 
-bitflags::bitflags! {
-    /// The error code of a page fault (Intel's manual, volume 3, 4.7).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct PageFault: u32 {
-        /// A translation is there and does not allow it; else there is none.
-        const PRESENT = 1;
-        /// It was a store.
-        const WRITE = 2;
-        /// By user mode.
-        const USER = 4;
-        /// An entry has a bit that must be 0.
-        const RESERVED = 8;
-        /// It was an instruction fetch.
-        const FETCH = 16;
-        /// A protection key forbids it.
-        const KEY = 32;
-        /// It was an access to a shadow stack.
-        const SHADOW = 64;
-    }
-}
-
 /// Vectors of the exceptions that an access may raise.
 pub(crate) const BREAKPOINT: u64 = 3;
 const PROTECTION: u64 = 13;
-const PAGE_FAULT: u64 = 14;
+pub(crate) const PAGE_FAULT: u64 = 14;
 
 impl Fault {
     /// As a word that is not 0.

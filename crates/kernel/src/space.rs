@@ -12,14 +12,14 @@ use crate::entry_area;
 use crate::features::{self, Features};
 use crate::interrupts::IrqGuard;
 use crate::kernel::Kernel;
-use crate::layout::{IMAGE, PRIVATE, SPAN, USER_PAGE};
+use crate::layout::{IMAGE, USER_PAGE};
 use crate::per_cpu::Area;
 use crate::{access, crew, memory, unit};
 use flagstone_frames::Frames;
-use flagstone_host::{Asid, Cpus, TableMemory};
+use flagstone_host::{Asid, Cpus};
 use flagstone_pgtable::format::{Access, Format, Leaf, Marks, Memory, X86_64, X86_64La57};
 use flagstone_pgtable::{
-    Error, Exclusive, Ops, P4d, PageTable, Params, Pmd, Pte, Pud, Reach, TableLevel, VirtRange,
+    Error, Exclusive, Ops, PageTable, Params, Pmd, Pte, Pud, Reach, TableLevel,
 };
 use flagstone_types::{Gfp, PhysAddr, VirtAddr};
 
@@ -130,7 +130,7 @@ fn build<F: Running>(frames: &'static Frames<Kernel>) -> Result<(), Error> {
     let for_user = Access::READ | Access::EXEC | Access::USER;
     map::<F, Pte>(&mut maker, USER_PAGE, leaf(user_page, for_user), 1)?;
     entry_area::map(|at, frame, access| map::<F, Pte>(&mut maker, at, leaf(frame, access), 1))?;
-    reserve(&mut maker)?;
+    table.lend_upper_half()?;
     let table = Box::leak(Box::new(table));
     F::kept().store(table, Ordering::Release);
     Ok(())
@@ -232,16 +232,6 @@ fn map_memory<F: Format>(maker: &mut Maker<'_, F>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the table of the second-highest level of the region of mappings that come and go: by a leaf that is taken out again, whose
-/// tables stay.
-fn reserve<F: Format>(maker: &mut Maker<'_, F>) -> Result<(), Error> {
-    map::<F, Pte>(maker, PRIVATE, leaf(PhysAddr(0), Access::READ), 1)?;
-    let mut gather = maker.gather(flagstone_pgtable::NotOwned);
-    maker.unmap(VirtRange::new(PRIVATE, PAGE as usize), &mut gather)?;
-    gather.finish();
-    Ok(())
-}
-
 /// An address space with the kernel's half.
 ///
 /// # Errors
@@ -253,17 +243,9 @@ pub(crate) fn new_space<F: Running>() -> Result<Table<F>, Error> {
         reach: Reach::Lower,
         gfp: Gfp::KERNEL,
     };
-    let table = Table::<F>::new(kernel.frames(), params)?;
-    let entries = F::entries(F::TOP) as u64;
-    for n in entries / 2..entries {
-        let of = |root: PhysAddr| PhysAddr(root.0 + 8 * n);
-        // SAFETY: U2, pgtable D9: entries of the kernel's root in this half never change, and those of the new one are
-        // nobody's but ours.
-        unsafe {
-            let entry = Kernel.load_entry(of(kernel.root()));
-            Kernel.store_entry(of(table.root()), entry);
-        }
-    }
+    let mut table = Table::<F>::new(kernel.frames(), params)?;
+    // SAFETY: U2: the kernel's table is never dropped, and every CPU is in its set.
+    unsafe { table.borrow_upper_half(kernel)? };
     Ok(table)
 }
 
@@ -286,5 +268,3 @@ pub(crate) fn leave<F: Running>(space: &Table<F>) {
         space.leave(cpu);
     }
 }
-
-const _: () = assert!(SPAN == 1 << 39 && size_of::<P4d>() == 0);

@@ -4,9 +4,14 @@
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::access::Point;
+use crate::access::{self, Point};
+use crate::kernel::Kernel;
 use crate::per_cpu::Area;
-use crate::{apic, barrier, descriptors, grace, section, shootdown};
+use crate::space::{self, ForFormat, Running};
+use crate::{apic, barrier, descriptors, grace, memory, section, serial, shootdown, unit};
+use flagstone_host::TableMemory;
+use flagstone_pgtable::{BadAccess, FaultCode, Reach};
+use flagstone_types::{PhysAddr, VirtAddr};
 
 /// Vectors that have entries.
 pub(crate) const VECTORS: usize = 48;
@@ -157,9 +162,35 @@ fn step(frame: &mut Frame) {
     }
 }
 
+/// Says what a page fault was about: its error code and the entry at every level.
+struct BadAccessReport {
+    address: u64,
+    code: u64,
+}
+
+impl ForFormat for BadAccessReport {
+    fn run<F: Running>(self) {
+        let at = VirtAddr(self.address as usize);
+        let code = FaultCode::from_bits_truncate(self.code as u32);
+        let read = |at: PhysAddr| {
+            // SAFETY: U1: a table of the active root, or memory that a table names by mistake, which is read only.
+            (at.0 < memory::end()).then(|| unsafe { Kernel.load_entry(at) })
+        };
+        let report = BadAccess::<F>::new(unit::root(), Reach::Whole, at, code, read);
+        // The run ends: locks do not matter any more.
+        serial::last_line(format_args!("{report}"));
+    }
+}
+
 #[cold]
 fn unexpected(frame: &Frame) -> ! {
     let address = x86_64::registers::control::Cr2::read_raw();
+    if frame.vector == access::PAGE_FAULT {
+        space::for_running(BadAccessReport {
+            address,
+            code: frame.error,
+        });
+    }
     panic!(
         "exception {}, error {:#x}, at {:#x} (CR2 {address:#x}, RSP {:#x}, flags {:#x}, CS {:#x}, SS {:#x}, RAX {:#x})",
         frame.vector,

@@ -10,13 +10,12 @@ use crate::direct;
 use crate::features::{self, Features};
 use crate::kernel::Kernel;
 use flagstone_host::{Asid, Invalidate, Mmu, MmuCaps, TableMemory};
+use flagstone_pgtable::cr3::Cr3;
 use flagstone_pgtable::format::X86_64;
 use flagstone_types::PhysAddr;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::registers::model_specific::Msr;
 
-/// The bits of CR3 that are the root's address; the others say how it is cached, or name an address space.
-const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Pages that are invalidated one by one; beyond, everything at once is cheaper than the walks that it makes necessary.
 pub(crate) const MOST_STEPS: usize = 33;
 
@@ -89,7 +88,7 @@ pub(crate) fn root() -> PhysAddr {
     let value: u64;
     // SAFETY: reading CR3 has no effect.
     unsafe { asm!("mov {}, cr3", out(reg) value, options(nomem, nostack, preserves_flags)) };
-    PhysAddr(value & CR3_ADDRESS)
+    Cr3(value).root(u32::from(features::phys_bits()))
 }
 
 /// Sets CR3, which drops every translation but the global ones, and every cached table.
@@ -97,7 +96,7 @@ pub(crate) fn root() -> PhysAddr {
 /// # Safety
 /// U2: the table at `root` maps what runs here, as it is mapped now.
 unsafe fn load_root(root: PhysAddr) {
-    debug_assert_eq!(root.0 & !CR3_ADDRESS, 0);
+    debug_assert_eq!(root.0 & !Cr3::ADDRESS, 0);
     // SAFETY: the caller's promise. The compiler moves no access across.
     unsafe { asm!("mov cr3, {}", in(reg) root.0, options(nostack, preserves_flags)) };
 }

@@ -5,7 +5,7 @@ mod machine;
 use machine::{Run, boot};
 
 /// The trials of the unit.
-const TRIALS: [&str; 3] = ["places", "unit", "spaces"];
+const TRIALS: [&str; 4] = ["places", "unit", "spaces", "kernel_map"];
 
 /// Runs them on a machine; `None` if there is no QEMU.
 fn tried(cpus: u32, levels: u32) -> Option<Run> {
@@ -63,4 +63,34 @@ fn entry_areas_are_elsewhere_at_each_boot_unless_a_seed_says_where() {
     let seeded = places("seed=7");
     assert_eq!(seeded, places("seed=7"));
     assert_ne!(seeded, places("seed=8"));
+}
+
+#[test]
+fn a_bad_access_is_reported_with_the_entry_at_every_level() {
+    let Some(run) = boot(1, 64, "trials=bad_access") else {
+        return;
+    };
+    run.assert_failed();
+    let text = &run.text;
+    assert!(
+        text.contains("bad supervisor write access at address 0xfffffe8000000000"),
+        "{text}"
+    );
+    assert!(text.contains("permissions violation"), "{text}");
+    for level in ["pgd ", "pud ", "pmd ", "pte "] {
+        assert!(
+            text.lines().any(|l| l.starts_with(level)),
+            "{level}:\n{text}"
+        );
+    }
+}
+
+#[test]
+fn costs_are_said_as_lines_of_json() {
+    let Some(run) = boot(1, 64, "trials=costs") else {
+        return;
+    };
+    run.assert_passed(1, &["costs"]);
+    let lines = run.text.lines().filter(|l| l.starts_with("{\"costs\""));
+    assert_eq!(lines.count(), 12, "{}", run.text);
 }

@@ -25,6 +25,9 @@ pub(crate) enum Kernel {
         /// Count guest instructions instead of time: one instruction takes one nanosecond
         #[arg(long)]
         icount: bool,
+        /// Build it as benchmarks want it: without debug assertions
+        #[arg(long)]
+        release: bool,
         /// Words for the image: `levels=5`, `nodes=2`, `seed=7`, `trials=unit,grace`
         #[arg(value_name = "WORD")]
         words: Vec<String>,
@@ -45,8 +48,15 @@ pub(crate) fn run(root: &Path, what: &Kernel) -> Result<()> {
             cpus,
             memory,
             icount,
+            release,
             words,
-        } => boot(&image(root)?, *cpus, *memory, *icount, &words.join(" ")),
+        } => boot(
+            &image(root, *release)?,
+            *cpus,
+            *memory,
+            *icount,
+            &words.join(" "),
+        ),
     }
 }
 
@@ -69,21 +79,28 @@ fn test(root: &Path) -> Result<()> {
 }
 
 /// Builds the image: with a panic strategy that the workspace's profiles do not have, so in a folder of its own.
-fn image(root: &Path) -> Result<PathBuf> {
+fn image(root: &Path, release: bool) -> Result<PathBuf> {
+    let (profile, folder) = if release {
+        ("release", "release")
+    } else {
+        ("dev", "debug")
+    };
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| root.join("target"), PathBuf::from)
         .join("image");
     let status = cargo(root)
         .args(["build", "--quiet", "--package", "flagstone-kernel"])
-        .args(["--features", "image", "--target-dir"])
+        .args(["--features", "image", "--profile", profile])
+        .arg("--target-dir")
         .arg(&target)
         .env("CARGO_PROFILE_DEV_PANIC", "abort")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("RUSTFLAGS", "")
         .status()?;
     if !status.success() {
         bail!("the image was not built");
     }
-    Ok(target.join("debug/flagstone-kernel"))
+    Ok(target.join(folder).join("flagstone-kernel"))
 }
 
 /// Boots the image; its serial port is this program's output.

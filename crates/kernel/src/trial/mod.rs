@@ -4,12 +4,15 @@
 //! The order: the heap comes up; every class is used once, so that what stays for ever is there; the free frames are counted; the
 //! trials run; everything is given back, and the same number of frames must be free.
 
+mod bad_access;
 mod bulk;
 mod churn;
 mod collections;
+mod costs;
 mod exhaustion;
 mod grace;
 mod handoff;
+mod kernel_map;
 mod lifecycle;
 mod places;
 mod registers;
@@ -37,11 +40,14 @@ macro_rules! say {
 use say;
 
 /// What the trials are called, in the order in which they run.
-static TRIALS: [(&str, fn()); 13] = [
+static TRIALS: [(&str, fn()); 16] = [
     ("registers", registers::run),
     ("places", places::run),
     ("unit", unit::run),
     ("spaces", spaces::run),
+    ("kernel_map", kernel_map::run),
+    ("costs", costs::run),
+    ("bad_access", bad_access::run),
     ("stepping", stepping::run),
     ("sections", sections::run),
     ("churn", churn::run),
@@ -52,6 +58,9 @@ static TRIALS: [(&str, fn()); 13] = [
     ("grace", grace::run),
     ("exhaustion", exhaustion::run),
 ];
+
+/// Those that run only if the command line names them.
+const ASKED_FOR: [&str; 2] = ["costs", "bad_access"];
 
 /// Runs those that the command line chooses.
 pub(crate) fn run() {
@@ -74,7 +83,8 @@ pub(crate) fn run() {
     set_timers(TIMER_PERIOD);
     ticks::begin();
     for (name, trial) in TRIALS {
-        if !command_line::chooses("trials", name).unwrap_or(true) {
+        let is_for_all = !ASKED_FOR.contains(&name);
+        if !command_line::chooses("trials", name).unwrap_or(is_for_all) {
             continue;
         }
         let start = Kernel.now();

@@ -53,7 +53,7 @@ fn leaf_of(taken: &Taken) -> Option<Leaf> {
 }
 
 /// A zeroed block of `2^order` frames whose first word is `value`.
-fn frame(order: u32, value: u64) -> PhysAddr {
+pub(super) fn frame(order: u32, value: u64) -> PhysAddr {
     let order = Order::new(order).expect("a small order");
     let block = super::caches()
         .frames()
@@ -80,7 +80,7 @@ fn leaf<F: Running, M: Mode>(ops: &Ops<'_, '_, Kernel, F, M>, at: VirtAddr) -> O
 
 /// Maps a frame to each page of level `L` from `at` on.
 #[inline(never)]
-fn map<F: Running, M: Mode, L: TableLevel>(
+pub(super) fn map<F: Running, M: Mode, L: TableLevel>(
     ops: &Ops<'_, '_, Kernel, F, M>,
     at: VirtAddr,
     frames: &[PhysAddr],
@@ -91,15 +91,15 @@ fn map<F: Running, M: Mode, L: TableLevel>(
 
 /// What is done to a range before its invalidation.
 #[derive(Clone, Copy, Debug, Default)]
-struct Change {
-    protect: Option<Access>,
-    unmap: bool,
-    free_tables: bool,
+pub(super) struct Change {
+    pub(super) protect: Option<Access>,
+    pub(super) unmap: bool,
+    pub(super) free_tables: bool,
 }
 
 /// Changes a range whose pages are all mapped, with one invalidation; calls `before` when it is due.
 #[inline(never)]
-fn change<'t, F: Running, M: Mode>(
+pub(super) fn change<'t, F: Running, M: Mode>(
     ops: &Ops<'t, 'static, Kernel, F, M>,
     range: VirtRange,
     change: Change,

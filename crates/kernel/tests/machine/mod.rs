@@ -9,6 +9,8 @@ use std::time::Duration;
 const QEMU: &str = "qemu-system-x86_64";
 /// `isa-debug-exit` makes the image's 0x10 this exit status.
 const PASSED: i32 = 0x10 << 1 | 1;
+/// As its 0x11 does.
+const FAILED: i32 = 0x11 << 1 | 1;
 /// A run takes a few seconds; a busy machine is slower.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -100,6 +102,11 @@ impl Run {
         let word = line.and_then(|rest| rest.split_whitespace().next());
         word.and_then(|word| word.parse().ok())
             .unwrap_or_else(|| panic!("no number behind {label:?}:\n{}", self.text))
+    }
+
+    /// That the image itself said that something is wrong.
+    pub(crate) fn assert_failed(&self) {
+        assert_eq!(self.status, Some(FAILED), "{}", self.text);
     }
 
     /// That all CPUs came up, these trials ran and nothing was wrong, and every frame came back.

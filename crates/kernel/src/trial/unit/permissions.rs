@@ -3,11 +3,12 @@
 
 use super::tables::{Tables, contents, load, store};
 use super::{FRAME, LARGE, NO_EXEC, PLACE, PRESENT, USER, WRITE};
-use crate::access::{self, Fault, PageFault, RETURN, Who, try_exec, try_read, try_write};
+use crate::access::{self, Fault, RETURN, Who, try_exec, try_read, try_write};
 use crate::features::{self, Features};
 use crate::kernel::Kernel;
 use crate::unit;
 use flagstone_host::{Invalidate, Mmu};
+use flagstone_pgtable::FaultCode;
 use flagstone_types::VirtAddr;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,12 +19,12 @@ enum Kind {
 }
 
 /// What the unit must answer to an access of a page that is there and whose bits along the walk join to these.
-fn expected(who: Who, kind: Kind, write: bool, user: bool, no_exec: bool) -> Result<(), PageFault> {
+fn expected(who: Who, kind: Kind, write: bool, user: bool, no_exec: bool) -> Result<(), FaultCode> {
     let has = |feature| features::features().contains(feature);
-    let mut code = PageFault::PRESENT;
-    code.set(PageFault::USER, who == Who::User);
-    code.set(PageFault::WRITE, kind == Kind::Write);
-    code.set(PageFault::FETCH, kind == Kind::Exec);
+    let mut code = FaultCode::PRESENT;
+    code.set(FaultCode::USER, who == Who::User);
+    code.set(FaultCode::WRITE, kind == Kind::Write);
+    code.set(FaultCode::FETCH, kind == Kind::Exec);
     let allowed = match (who, kind) {
         (Who::User, _) if !user => false,
         (_, Kind::Exec) if no_exec => false,
@@ -117,7 +118,7 @@ fn faults() {
     tables.enter();
     for who in WHO {
         let user = if who == Who::User {
-            PageFault::USER.bits()
+            FaultCode::USER.bits()
         } else {
             0
         };
@@ -137,10 +138,10 @@ fn faults() {
             forget();
             let answer = try_read(who, at).map_err(|fault| Fault {
                 // QEMU leaves PRESENT out where the manual has it.
-                code: fault.code & !PageFault::PRESENT.bits(),
+                code: fault.code & !FaultCode::PRESENT.bits(),
                 ..fault
             });
-            let code = PageFault::RESERVED.bits();
+            let code = FaultCode::RESERVED.bits();
             assert_eq!(answer, fault(14, code | user, PLACE));
         }
         let hole = 1 << (11 + 9 * u32::from(unit::levels()));
