@@ -33,6 +33,11 @@ pub(crate) enum Command {
     /// One subject's part of a benchmark inside one process; started by `bench`
     #[command(hide = true)]
     BenchInside(InsideOptions),
+    /// Run page tables on simulated machines under many seeds
+    Sim {
+        #[command(subcommand)]
+        what: Simulation,
+    },
     /// Unpack the shared library and print its path, for use in LD_PRELOAD by hand
     Library,
     /// Print shell completions
@@ -229,4 +234,79 @@ pub(crate) struct InsideOptions {
     pub(crate) objects: u32,
     #[arg(long)]
     pub(crate) seed: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Simulation {
+    Conformance(ConformanceOptions),
+}
+
+/// A seed: decimal, or hexadecimal with 0x.
+fn seed(text: &str) -> Result<u64, std::num::ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+}
+
+/// Run the conformance suite: named cases and random operations on simulated machines, each access held against what must be there.
+///
+/// Each seed is a machine of its own whose CPUs, units and schedule the seed decides. Without --case and --mix everything is run; cases with at
+/// most 20 seeds. The first failure ends the run: it is printed with the history of the entries that led there and the command that
+/// replays it, and the exit status is 1.
+#[derive(Args, Debug)]
+pub(crate) struct ConformanceOptions {
+    /// Formats of page tables, with commas between; `all` for every one
+    #[arg(
+        long,
+        value_name = "ARCH",
+        value_delimiter = ',',
+        default_value = "x86_64"
+    )]
+    pub(crate) arch: Vec<String>,
+
+    /// What is special about the machines: usual, software (no accessed and dirty bits), half-software, paravirtual, knights-landing, plain (no huge leaves), or all
+    #[arg(
+        long,
+        value_name = "VARIANT",
+        value_delimiter = ',',
+        default_value = "usual"
+    )]
+    pub(crate) variant: Vec<String>,
+
+    /// CPUs of each machine
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
+    pub(crate) cpus: usize,
+
+    /// How many seeds [default: 1000; 1 with --seed]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) seeds: Option<u64>,
+
+    /// The first seed, decimal or with 0x
+    #[arg(long, value_name = "SEED", value_parser = seed)]
+    pub(crate) seed: Option<u64>,
+
+    /// Random operations of each CPU
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=100_000))]
+    pub(crate) ops: usize,
+
+    /// What random operations are drawn by: all, walkers (readers against collapse, split and unmap), bits, pages; may be repeated
+    #[arg(long, value_name = "MIX", value_delimiter = ',')]
+    pub(crate) mix: Vec<String>,
+
+    /// Run this case, or `all`; may be repeated
+    #[arg(long, value_name = "CASE", value_delimiter = ',')]
+    pub(crate) case: Vec<String>,
+
+    /// Say what the cases are
+    #[arg(long)]
+    pub(crate) list: bool,
+
+    /// Make a workload that fails as small as possible
+    #[arg(long)]
+    pub(crate) shrink: bool,
+
+    /// Threads [default: one for each CPU of this computer]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub(crate) jobs: Option<usize>,
 }

@@ -4,6 +4,7 @@
 //!   run        sets LD_PRELOAD to the shared library that this binary carries, and becomes PROGRAM
 //!   slabinfo   shows the object caches of a process or of a saved report
 //!   ptdump     shows the page tables in an image of a machine's memory
+//!   sim        runs page tables on simulated machines
 //!   bench      measures Flagstone beside its rivals
 //!   library, completions, man
 //! ```
@@ -21,10 +22,11 @@ mod private_folder;
 mod program;
 mod ptdump;
 mod run;
+mod sim;
 mod slabinfo;
 mod stats_file;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Simulation};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -34,6 +36,9 @@ fn main() -> ExitCode {
         Command::Slabinfo(options) => slabinfo::slabinfo(&options),
         Command::Ptdump(options) => ptdump::ptdump(&options),
         Command::Bench { experiment } => bench::bench(&experiment),
+        Command::Sim {
+            what: Simulation::Conformance(options),
+        } => sim::conformance(&options),
         Command::BenchWorker { work } => bench::worker::work(&work),
         Command::BenchInside(options) => bench::inside::work(&options),
         Command::Library => library::print_path(),

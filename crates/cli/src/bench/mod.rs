@@ -27,7 +27,7 @@ mod randomisation;
 mod report;
 mod rounds;
 mod statistics;
-mod table;
+pub(crate) mod table;
 mod tlb;
 pub(crate) mod worker;
 
