@@ -5,6 +5,7 @@
 //! | `levels=5` | tables of five levels, where the CPU has them (read by `asm/start.s` too) | four |
 //! | `nodes=N` | memory is cut into so many nodes, at most 8 | one |
 //! | `seed=N` | random numbers follow from this one, so that places are the same each time | from the hardware |
+//! | `cases=A,B` | of the trial `conformance` only these cases run | all of them |
 //! | `trials=A,B` | only these trials run | all but `costs` and `bad_access` |
 
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};

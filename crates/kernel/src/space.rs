@@ -250,14 +250,14 @@ pub(crate) fn new_space<F: Running>() -> Result<Table<F>, Error> {
 }
 
 /// Makes this CPU translate by an address space.
-pub(crate) fn enter<F: Running>(space: &Table<F>) {
+pub(crate) fn enter<F: Running>(space: &PageTable<'_, Kernel, F>) {
     let _guard = IrqGuard::new();
     // SAFETY: U2: it has the kernel's half; who drops it while a CPU is in it is told and leaks it.
     unsafe { space.activate(Kernel.current_cpu()) };
 }
 
 /// Makes this CPU translate by the kernel's table alone.
-pub(crate) fn leave<F: Running>(space: &Table<F>) {
+pub(crate) fn leave<F: Running>(space: &PageTable<'_, Kernel, F>) {
     let _guard = IrqGuard::new();
     let cpu = Kernel.current_cpu();
     let kernel =

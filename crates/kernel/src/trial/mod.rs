@@ -8,6 +8,8 @@ mod bad_access;
 mod bulk;
 mod churn;
 mod collections;
+#[cfg(feature = "conformance")]
+mod conformance;
 mod costs;
 mod exhaustion;
 mod grace;
@@ -59,6 +61,12 @@ static TRIALS: [(&str, fn()); 16] = [
     ("exhaustion", exhaustion::run),
 ];
 
+/// The suite, where it was built in.
+#[cfg(feature = "conformance")]
+const SUITE: &[(&str, fn())] = &[("conformance", conformance::run)];
+#[cfg(not(feature = "conformance"))]
+const SUITE: &[(&str, fn())] = &[];
+
 /// Those that run only if the command line names them.
 const ASKED_FOR: [&str; 2] = ["costs", "bad_access"];
 
@@ -82,7 +90,7 @@ pub(crate) fn run() {
 
     set_timers(TIMER_PERIOD);
     ticks::begin();
-    for (name, trial) in TRIALS {
+    for (name, trial) in TRIALS.into_iter().chain(SUITE.iter().copied()) {
         let is_for_all = !ASKED_FOR.contains(&name);
         if !command_line::chooses("trials", name).unwrap_or(is_for_all) {
             continue;

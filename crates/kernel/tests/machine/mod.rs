@@ -9,8 +9,6 @@ use std::time::Duration;
 const QEMU: &str = "qemu-system-x86_64";
 /// `isa-debug-exit` makes the image's 0x10 this exit status.
 const PASSED: i32 = 0x10 << 1 | 1;
-/// As its 0x11 does.
-const FAILED: i32 = 0x11 << 1 | 1;
 /// A run takes a few seconds; a busy machine is slower.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -105,8 +103,9 @@ impl Run {
     }
 
     /// That the image itself said that something is wrong.
+    #[allow(dead_code, reason = "one of the programs boots nothing that fails")]
     pub(crate) fn assert_failed(&self) {
-        assert_eq!(self.status, Some(FAILED), "{}", self.text);
+        assert_eq!(self.status, Some(PASSED + 2), "{}", self.text);
     }
 
     /// That all CPUs came up, these trials ran and nothing was wrong, and every frame came back.
