@@ -143,6 +143,14 @@ fn every_tail_of_a_shared_compound_is_the_same_record() {
         }
         assert_ne!(bytes(start).1, tail);
     }
+    // They are mapped read only: a write is found.
+    let word = bytes(memory.frames().start.add(130)).0.cast::<u64>();
+    // SAFETY: the word is there, and nobody reads it now; that it may not be written is what is shown.
+    unsafe { word.add(7).write(1) };
+    assert!(m.check_memory().unwrap_err().contains("read only"));
+    // SAFETY: as above.
+    unsafe { word.add(7).write(0) };
+    m.check_memory().unwrap();
 }
 
 #[test]
