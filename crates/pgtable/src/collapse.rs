@@ -174,9 +174,16 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, T: TableLevel> Visit<H, F, M>
         seen: Raw<F, L>,
     ) -> Result<Option<PhysAddr>, Stop> {
         let (start, index) = (place.start(), place.index);
-        if L::LEVEL != T::LEVEL || seen.is_none() {
-            return Ok(None);
+        if L::LEVEL != T::LEVEL {
+            return if !seen.is_none() {
+                Err(ops.occupied(start, seen).into())
+            } else if ops.nothing_from(&place, place.offset + 1)? == 0 {
+                Err(Stop::Again)
+            } else {
+                Ok(None)
+            };
         }
+        // Nothing is believed under the lock only (I8).
         let parent = ops.lock(&place)?;
         let seen = parent.load(index);
         let Some(child): Option<TableAt<F, L::Below>> = seen.child() else {

@@ -51,7 +51,10 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
         let size = reach_of::<F>(L::LEVEL);
         let start = place.start();
         if seen.is_none() {
-            return Ok(start + size * nothing_from(&place, self.end) as u64);
+            return match ops.nothing_from(&place, self.end)? {
+                0 => Err(Stop::Again),
+                nothing => Ok(start + size * nothing as u64),
+            };
         }
         if !F::LEAF[L::LEVEL.index()] {
             // There is nothing here but tables.
@@ -78,20 +81,6 @@ impl<H: TableHost, F: Format, M: Mode, E: Edit<H, F, M>> Visit<H, F, M> for Run<
     }
 }
 
-/// How many entries say nothing, from a place on, as they are now.
-#[inline]
-fn nothing_from<H: TableHost, F: Format, L: TableLevel>(
-    place: &Place<'_, H, F, L>,
-    end: u64,
-) -> usize {
-    let count = place.count_to(end);
-    let mut n = 1;
-    while n < count && place.table.load(place.index + n).is_none() {
-        n += 1;
-    }
-    n
-}
-
 #[cold]
 fn cut<H: TableHost, F: Format, M: Mode, L: TableLevel>(
     ops: &Ops<'_, '_, H, F, M>,
@@ -108,6 +97,27 @@ fn cut<H: TableHost, F: Format, M: Mode, L: TableLevel>(
 }
 
 impl<H: TableHost, F: Format, M: Mode> Ops<'_, '_, H, F, M> {
+    /// How many entries say nothing, from a place on. Where leaves may stand that is asked under the lock: its holder may have broken a leaf for a moment (I8).
+    #[inline]
+    pub(crate) fn nothing_from<L: TableLevel>(
+        &self,
+        place: &Place<'_, H, F, L>,
+        end: u64,
+    ) -> Result<usize, Stop> {
+        let locked = if F::LEAF[L::LEVEL.index()] {
+            Some(self.lock(place)?)
+        } else {
+            None
+        };
+        let count = place.count_to(end);
+        let mut n = 0;
+        while n < count && place.table.load(place.index + n).is_none() {
+            n += 1;
+        }
+        drop(locked);
+        Ok(n)
+    }
+
     /// Does `edit` to every entry of a span. Stops at an error; what came before it is done.
     #[inline]
     pub(crate) fn edit<E: Edit<H, F, M>>(&self, span: Span, edit: &mut E) -> Result<(), Error> {
