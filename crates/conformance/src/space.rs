@@ -166,10 +166,11 @@ impl<'p, P: Platform> Space<'p, P> {
 
     /// A leaf of ordinary memory; one without any access if it can not be read.
     pub(crate) fn leaf(at: PhysAddr, access: Access) -> Leaf {
+        let leaf = Leaf::new(at, access.union(Access::READ), Mapping::Ordinary);
         if access.contains(Access::READ) {
-            return Leaf::new(at, access, Mapping::Ordinary);
+            return leaf;
         }
-        Leaf::new(at, Access::empty(), Mapping::Ordinary).mark(Marks::NO_ACCESS)
+        leaf.mark(Marks::NO_ACCESS)
     }
 
     /// Maps `count` leaves of level `L` onto one piece from its first byte on.
@@ -348,10 +349,13 @@ impl<'p, P: Platform> Space<'p, P> {
                 Level::PUD => self.locked::<Pud>(found.at),
                 _ => return Some(found),
             };
-            if let Ok(entry) = entry {
-                found.entry = entry;
-                return Some(found);
+            match entry {
+                Ok(entry) => found.entry = entry,
+                // On this level are no leaves that could be broken for a moment.
+                Err(Error::NoSuchEntry(_)) => {}
+                Err(_) => continue,
             }
+            return Some(found);
         }
         self.findings
             .add(format!("the entry of {:#x} changes without end", at.0));

@@ -616,7 +616,10 @@ impl<'p, P: Platform> Work<'p, P> {
                 // A leaf without access may be no leaf to the unit.
                 State::Page(_, access) if !access.contains(Access::READ) => true,
                 State::Empty => seen.is_none(),
-                State::Page(at, access) => seen == Some((at, access.contains(Access::WRITE))),
+                // Some formats say the right to write and that it was used in one.
+                State::Page(at, access) => seen.is_some_and(|(leads, writes)| {
+                    leads == at && (!writes || access.contains(Access::WRITE))
+                }),
             };
             assert!(
                 right,

@@ -164,8 +164,12 @@ pub(super) fn halves<P: Platform>(p: &P) -> Outcome {
     let Some(space) = Space::new(p, 16) else {
         return Outcome::Skipped("no memory for a page table");
     };
-    let Some(probe) = p.alloc(Level::PMD) else {
-        return Outcome::Skipped("no memory for huge leaves");
+    let probe = p
+        .alloc(Level::PMD)
+        .filter(|_| space.table().has_leaf(Level::PMD));
+    let Some(probe) = probe else {
+        space.end(&[]);
+        return Outcome::Skipped("no huge leaves, or no memory for them");
     };
     p.free(probe, Level::PMD);
     if probe.0 >> 32 == 0 {

@@ -157,7 +157,6 @@ pub(super) fn replace<P: Platform>(p: &P) -> Outcome {
             let leaf = exchange(&space, va, Space::<P>::leaf(at, RW));
             assert_eq!(leaf.at, old);
             take_back(&space, va, leaf);
-            p.check_settled(space.table(), range);
         }
         done.store(true, Ordering::SeqCst);
     });
