@@ -409,7 +409,6 @@ fn on_machine<F: Format, const SHIFT: u32, W: Work>(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let host: &Sim<SHIFT> = &machine;
         let frames = Frames::new(host).expect("room for the allocator");
-        let frames = ManuallyDrop::new(frames);
         let platform = ManuallyDrop::new(Simulated::<F, SHIFT>::new(host, &frames));
         let out = work.on(&*platform);
         machine.reset_units();
@@ -419,7 +418,6 @@ fn on_machine<F: Format, const SHIFT: u32, W: Work>(
             unsafe { platform.idle.leave(flagstone_types::CpuId(cpu as u32)) };
         }
         drop(ManuallyDrop::into_inner(platform));
-        drop(ManuallyDrop::into_inner(frames));
         out
     }));
     match outcome {

@@ -104,10 +104,10 @@ pub(super) fn fork<P: Platform>(p: &P) -> Outcome {
     });
     parent.run(1, &|_| {
         parent.protect(range, RW);
-        for n in 0..PAGES {
+        for (n, word) in words.iter().enumerate() {
             assert!(parent.write(parent.at(n)).is_ok());
             let seen = parent.read(parent.at(n)).expect("a page that is mapped");
-            let word = words[n].load(Ordering::Relaxed);
+            let word = word.load(Ordering::Relaxed);
             assert_eq!(seen.word.unwrap_or(0), word, "the parent's page {n}");
         }
     });
