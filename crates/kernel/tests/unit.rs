@@ -94,3 +94,16 @@ fn costs_are_said_as_lines_of_json() {
     let lines = run.text.lines().filter(|l| l.starts_with("{\"costs\""));
     assert_eq!(lines.count(), 12, "{}", run.text);
 }
+
+#[test]
+fn the_conformance_suite_passes_on_the_real_unit() {
+    for (cpus, levels) in [(1, 4), (2, 5), (4, 4)] {
+        let words = format!("levels={levels} trials=conformance");
+        let Some(run) = boot(cpus, 256, &words) else {
+            return;
+        };
+        run.assert_passed(cpus, &["conformance"]);
+        // What this unit does not have (halves, break-before-make, shadow stacks, …) is skipped with the reason.
+        assert!(run.number("conformance: ") >= 24, "{}", run.text);
+    }
+}

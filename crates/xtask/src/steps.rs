@@ -59,7 +59,7 @@ const STEPS: &[Step] = &[
             "--package",
             "flagstone-kernel",
             "--features",
-            "image",
+            "conformance",
             "--",
             "-D",
             "warnings",

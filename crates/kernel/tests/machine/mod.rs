@@ -25,7 +25,7 @@ fn image() -> &'static Path {
                 "--package",
                 "flagstone-kernel",
                 "--features",
-                "image",
+                "conformance",
             ])
             .arg("--target-dir")
             .arg(&target)
