@@ -32,6 +32,16 @@ pub(crate) trait Mapper {
     fn walk(&mut self, at: usize, pages: usize) -> Result<u64, Error>;
     /// Takes the right to write.
     fn protect(&mut self, at: usize, pages: usize) -> Result<(), Error>;
+    /// As [`Mapper::protect`], page by page, with one invalidation for all where that can be said.
+    fn protect_each(&mut self, at: usize, pages: usize) -> Result<(), Error> {
+        (0..pages).try_for_each(|n| self.protect(at + n * PAGE, 1))
+    }
+    /// As [`Mapper::unmap`], in the same way.
+    fn unmap_each(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
+        (0..pages).try_fold(0, |sum: u64, n| {
+            Ok(sum.wrapping_add(self.unmap(at + n * PAGE, 1)?))
+        })
+    }
     /// Takes everything out; the sum of the physical addresses that begin a piece.
     fn unmap(&mut self, at: usize, pages: usize) -> Result<u64, Error>;
     /// The table of the highest level.
@@ -116,6 +126,27 @@ fn unmap<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result
     Ok(sum.0)
 }
 
+#[inline(always)]
+fn protect_each<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<(), Error> {
+    let mut gather = ops.gather(flagstone_pgtable::NotOwned);
+    let access = Access::READ.union(Access::USER);
+    let done = (0..pages)
+        .try_for_each(|n| ops.protect(VirtRange::new(at + n * PAGE, PAGE), access, &mut gather));
+    gather.finish();
+    done.or_refused("protect")
+}
+
+#[inline(always)]
+fn unmap_each<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<u64, Error> {
+    let mut sum = Sum(0);
+    let mut gather = ops.gather(&mut sum);
+    let done =
+        (0..pages).try_for_each(|n| ops.unmap(VirtRange::new(at + n * PAGE, PAGE), &mut gather));
+    gather.finish();
+    done.or_refused("unmap")?;
+    Ok(sum.0)
+}
+
 /// Flagstone's shared form.
 pub(crate) struct SharedForm<'f, 'm>(pub(crate) Tables<'f, 'm>);
 
@@ -135,6 +166,14 @@ impl Mapper for SharedForm<'_, '_> {
     #[inline(always)]
     fn unmap(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
         unmap(&self.0.shared(), at, pages)
+    }
+    #[inline(always)]
+    fn protect_each(&mut self, at: usize, pages: usize) -> Result<(), Error> {
+        protect_each(&self.0.shared(), at, pages)
+    }
+    #[inline(always)]
+    fn unmap_each(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
+        unmap_each(&self.0.shared(), at, pages)
     }
     fn root(&self) -> PhysAddr {
         self.0.root()
@@ -160,6 +199,14 @@ impl Mapper for ExclusiveForm<'_, '_> {
     #[inline(always)]
     fn unmap(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
         unmap(&self.0.exclusive(), at, pages)
+    }
+    #[inline(always)]
+    fn protect_each(&mut self, at: usize, pages: usize) -> Result<(), Error> {
+        protect_each(&self.0.exclusive(), at, pages)
+    }
+    #[inline(always)]
+    fn unmap_each(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
+        unmap_each(&self.0.exclusive(), at, pages)
     }
     fn root(&self) -> PhysAddr {
         self.0.root()

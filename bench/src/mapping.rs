@@ -19,8 +19,17 @@ use std::time::{Duration, Instant};
 /// Flagstone's forms, `quiet` being the exclusive one with no CPU using the page table; other crates.
 pub(crate) const SUBJECTS: &[&str] = &["shared", "exclusive", "quiet", "x86_64", "multiarch"];
 
-/// Pages of one call.
-pub const RUNS: &[usize] = &[1, 8, 64, 512, 4096];
+/// Pages of one call, and their name. [`EACH`] is single pages with one gather for all of them.
+pub const RUNS: &[(&str, usize)] = &[
+    ("1", 1),
+    (EACH, 1),
+    ("8", 8),
+    ("64", 64),
+    ("512", 512),
+    ("4096", 4096),
+];
+/// One call for each page, one invalidation for all, where that can be said.
+const EACH: &str = "each";
 /// What is done, in this order.
 pub const MAPPING_OPERATIONS: &[&str] = &["map", "walk", "protect", "unmap"];
 
@@ -100,7 +109,8 @@ type Times = [Duration; 4];
 
 impl Passes<'_> {
     fn measure(&self, mapper: &mut impl Mapper, print: &mut Print<'_>) -> Result<(), Error> {
-        for &run in RUNS {
+        for &(name, run) in RUNS {
+            let run = if name == EACH { 0 } else { run };
             self.check(mapper, run)?;
             let mut passes: [Vec<Duration>; 4] = Default::default();
             let begin = Instant::now();
@@ -113,13 +123,13 @@ impl Passes<'_> {
             for (operation, mut all) in MAPPING_OPERATIONS.iter().zip(passes) {
                 all.sort_unstable();
                 let nanos = all[all.len() / 2].as_secs_f64() * 1e9 / PAGES as f64;
-                print(format!("{}/{run}/{operation}", self.kind), nanos);
+                print(format!("{}/{name}/{operation}", self.kind), nanos);
             }
         }
         Ok(())
     }
 
-    /// One pass, and `look` after each operation, which is told its number.
+    /// One pass in calls for `run` pages, 0 for [`EACH`], and `look` after each operation, which is told its number.
     #[inline(never)]
     fn pass<M: Mapper>(
         &self,
@@ -129,7 +139,7 @@ impl Passes<'_> {
     ) -> Result<Times, Error> {
         let mut times = Times::default();
         // The compiler is not to know how many pages a call has.
-        let pages = black_box(run);
+        let pages = black_box(run.max(1));
         let places = || {
             (0..PAGES)
                 .step_by(pages)
@@ -156,14 +166,22 @@ impl Passes<'_> {
         }
         look((mapper, 1))?;
         let start = Instant::now();
-        for (at, _) in places() {
-            mapper.protect(at, pages)?;
+        if run == 0 {
+            mapper.protect_each(AT, PAGES)?;
+        } else {
+            for (at, _) in places() {
+                mapper.protect(at, pages)?;
+            }
         }
         times[2] = start.elapsed();
         look((mapper, 2))?;
         let start = Instant::now();
-        for (at, _) in places() {
-            sum = sum.wrapping_add(mapper.unmap(at, pages)?);
+        if run == 0 {
+            sum = sum.wrapping_add(mapper.unmap_each(AT, PAGES)?);
+        } else {
+            for (at, _) in places() {
+                sum = sum.wrapping_add(mapper.unmap(at, pages)?);
+            }
         }
         times[3] = start.elapsed();
         black_box(sum);
@@ -195,7 +213,7 @@ impl Passes<'_> {
                 // What is left of accessed and dirty is everybody's own affair, saved-dirty included.
                 let own = if done == 3 { 0 } else { UNIT_BITS | SOFTWARE };
                 if (found ^ expected) & !own != 0 {
-                    let text = format!("{found:#x}, not {expected:#x} after {run} pages");
+                    let text = format!("{found:#x}, not {expected:#x} in calls for {run} pages");
                     return Err(different(MAPPING_OPERATIONS[done], text));
                 }
             }

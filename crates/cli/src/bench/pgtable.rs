@@ -1,17 +1,16 @@
 //! `bench pgtable`: mapping, walking, protecting and unmapping for each page, beside the page tables of other crates.
 //!
 //! In process: tables are memory like any other, and an invalidation is a counter. What the same work takes in guest instructions is counted by a kernel
-//! under an emulator; its answer is read from a file ([`Guest`]).
+//! under an emulator: `cargo xtask kernel run --release --icount trials=costs > FILE`, read with `--guest FILE` ([`Guest`]).
 
 use super::inside::{self, Inside, Ratio};
 use super::rounds::Part;
 use super::table::{Table, number};
 use super::{chosen, finish};
 use crate::args::PgtablePlan;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use flagstone_bench::{Job, MAPPING_OPERATIONS, RUNS};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 const JOBS: &[Job] = &[Job::Mapping, Job::MappingUsed];
@@ -46,6 +45,7 @@ pub(crate) fn pgtable(plan: &PgtablePlan) -> Result<()> {
     println!(
         "is by the better of the other crates. `quiet`: exclusive, and no CPU uses the table."
     );
+    println!("`each`: a call for each page, one invalidation for all of them.");
     println!("Wanted: on ranges of 512 at most 0.33; on one page exclusive 1, shared 2.\n");
     for job in &jobs {
         for operation in MAPPING_OPERATIONS {
@@ -63,7 +63,7 @@ fn table(tables: &Inside, job: Job, operation: &str) -> Table {
     let kind = job.name();
     let rows: Vec<_> = RUNS
         .iter()
-        .map(|pages| (pages.to_string(), format!("{kind}/{pages}/{operation}")))
+        .map(|(pages, _)| ((*pages).to_owned(), format!("{kind}/{pages}/{operation}")))
         .collect();
     let title = match job {
         Job::MappingUsed => format!("{operation}, pages that were written to"),
@@ -72,34 +72,87 @@ fn table(tables: &Inside, job: Job, operation: &str) -> Table {
     tables.rows(&title, "pages", &rows, RATIOS)
 }
 
-/// Guest instructions for each page, as a kernel counted them: `{"metrics": {"pgtable/PAGES/OPERATION": {"SUBJECT": INSTRUCTIONS}}}`, with the names of
-/// metrics and subjects that the samples in process have.
+/// What Flagstone's kernel says of one form and one number of pages in its trial `costs`: a line of JSON on its serial port.
 #[derive(Debug, Deserialize)]
-struct Guest {
-    metrics: BTreeMap<String, BTreeMap<String, f64>>,
+struct Line {
+    costs: String,
+    format: String,
+    form: String,
+    /// Whether a CPU uses the page table.
+    active: bool,
+    pages: usize,
+    map: f64,
+    walk: f64,
+    lookup: f64,
+    protect: f64,
+    unmap: f64,
 }
+
+impl Line {
+    fn cost(&self, operation: &str) -> f64 {
+        match operation {
+            "map" => self.map,
+            // One page is looked up.
+            "walk" if self.pages == 1 => self.lookup,
+            "walk" => self.walk,
+            "protect" => self.protect,
+            _ => self.unmap,
+        }
+    }
+
+    /// The name of this form in the tables in process.
+    fn subject(&self) -> &str {
+        match (self.form.as_str(), self.active) {
+            ("exclusive", false) => "quiet",
+            ("shared", false) => "shared, quiet",
+            (form, _) => form,
+        }
+    }
+}
+
+/// Guest instructions for each page, from what a kernel under an emulator wrote to its serial port.
+#[derive(Debug)]
+struct Guest(Vec<Line>);
 
 impl Guest {
     fn read(path: &Path) -> Result<Self> {
-        let context = || path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(context)?;
-        serde_json::from_str(&text).with_context(context)
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let guest = Self::parse(&text);
+        if guest.0.is_empty() {
+            bail!("{}: no costs of page tables of x86_64", path.display());
+        }
+        Ok(guest)
+    }
+
+    /// The lines that are meant; the kernel says other things besides.
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().filter_map(|line| {
+            let line: Line = serde_json::from_str(line.trim()).ok()?;
+            (line.costs == "pgtable" && line.format == "x86_64").then_some(line)
+        });
+        Self(lines.collect())
     }
 
     fn table(&self) -> Table {
-        let mut subjects: Vec<&String> = self.metrics.values().flat_map(BTreeMap::keys).collect();
-        subjects.sort_unstable();
-        subjects.dedup();
-        let heads = std::iter::once("pages/operation".to_owned())
-            .chain(subjects.iter().map(|&name| name.clone()));
-        let mut table = Table::new("In a kernel, guest instructions for each page", heads);
+        let (mut subjects, mut runs) = (Vec::new(), Vec::new());
+        for line in &self.0 {
+            if !subjects.contains(&line.subject()) {
+                subjects.push(line.subject());
+            }
+            if !runs.contains(&line.pages) {
+                runs.push(line.pages);
+            }
+        }
+        let heads = std::iter::once("pages/operation").chain(subjects.iter().copied());
+        let title = "In a kernel, guest instructions for each page";
+        let mut table = Table::new(title, heads.map(String::from));
         for operation in MAPPING_OPERATIONS {
-            for pages in RUNS {
-                if let Some(all) = self.metrics.get(&format!("pgtable/{pages}/{operation}")) {
-                    let cells = subjects.iter().map(|&name| number(all.get(name).copied()));
-                    let label = format!("{pages} {operation}");
-                    table.row(std::iter::once(label).chain(cells));
-                }
+            for pages in &runs {
+                let cells = subjects.iter().map(|subject| {
+                    let of = |line: &&Line| line.pages == *pages && line.subject() == *subject;
+                    number(self.0.iter().find(of).map(|line| line.cost(operation)))
+                });
+                table.row(std::iter::once(format!("{pages} {operation}")).chain(cells));
             }
         }
         table
@@ -112,9 +165,19 @@ mod tests {
 
     #[test]
     fn what_a_kernel_counted_is_read_and_shown() {
-        let text = r#"{"metrics": {"pgtable/512/map": {"shared": 3.25, "x86_64": 40}}}"#;
-        let guest: Guest = serde_json::from_str(text).unwrap();
-        let table = guest.table().to_string();
-        assert!(table.contains("512 map") && table.contains("3.25") && table.contains("40.0"));
+        let text = r#"flagstone kernel: 2 CPUs
+{"costs":"pgtable","unit":"ticks per page","format":"x86_64","form":"exclusive","active":true,"pages":512,"map":3.25,"walk":9.00,"lookup":50.10,"protect":8.00,"unmap":7.00}
+{"costs":"pgtable","unit":"ticks per page","format":"x86_64","form":"exclusive","active":false,"pages":1,"map":40.25,"walk":99.00,"lookup":51.10,"protect":8.00,"unmap":7.00}
+"#;
+        let table = Guest::parse(text).table().to_string();
+        let row = |label: &str| {
+            let line = table.lines().find(|line| line.starts_with(label)).unwrap();
+            line[label.len()..]
+                .split_whitespace()
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(row("512 map"), ["3.25", "-"]);
+        assert_eq!(row("1 walk"), ["-", "51.1"]);
     }
 }
