@@ -1,5 +1,7 @@
 //! The two forms of every operation: shared with other contexts, or by the only one that has the page table.
 
+use core::cell::Cell;
+use core::marker::PhantomData;
 use flagstone_host::Machine;
 
 mod sealed {
@@ -16,9 +18,14 @@ pub trait Mode: sealed::Sealed + Copy + core::fmt::Debug + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Shared;
 
-/// The caller borrows the page table mutably (E1).
+/// The caller borrows the page table mutably (E1). It can not be shared between threads, nor can the operations, which would be several contexts then:
+///
+/// ```compile_fail,E0277
+/// fn between_threads<T: Sync>() {}
+/// between_threads::<flagstone_pgtable::Exclusive>();
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Exclusive;
+pub struct Exclusive(PhantomData<Cell<()>>);
 
 impl sealed::Sealed for Shared {}
 impl sealed::Sealed for Exclusive {}

@@ -6,7 +6,7 @@
 use crate::error::Error;
 use crate::format::{Entry, Format, Leaf, Level};
 use crate::level::{P4d, Pgd, Pmd, Pud, Raw, TableAt, TableLevel};
-use crate::mode::{Mode, Section};
+use crate::mode::{Mode, Section, Shared};
 use crate::span::{Span, index_of, reach_of};
 use crate::table::{PageTable, TableHost};
 use crate::words::{Locked, Table, names_table};
@@ -104,6 +104,14 @@ pub(crate) trait Visit<H: TableHost, F: Format, M: Mode> {
     ) -> Result<Self::Out, Stop>;
 }
 
+impl<'t, 'f, H: TableHost, F: Format> Ops<'t, 'f, H, F, Shared> {
+    /// The page table. Who has it alone gets no reference to it besides (E1).
+    #[must_use]
+    pub fn table(&self) -> &'t PageTable<'f, H, F> {
+        self.table
+    }
+}
+
 impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
     #[inline]
     pub(crate) fn new(table: &'t PageTable<'f, H, F>) -> Self {
@@ -113,10 +121,10 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
         }
     }
 
-    /// The page table.
+    /// Tables that are linked, the root included: see [`PageTable::table_count`].
     #[must_use]
-    pub fn table(&self) -> &'t PageTable<'f, H, F> {
-        self.table
+    pub fn table_count(&self) -> usize {
+        self.table.table_count()
     }
 
     #[inline(always)]

@@ -190,7 +190,7 @@ fn use_and_unmap<F: Running, M: Mode>(
     for n in 0..count {
         assert!(try_read(Who::User, at(n)).is_err(), "still there");
     }
-    assert_eq!(ops.table().table_count(), 1, "tables are left");
+    assert_eq!(ops.table_count(), 1, "tables are left");
 }
 
 /// Each CPU with an address space of its own.
