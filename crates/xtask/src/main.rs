@@ -6,6 +6,7 @@
 //!   links    only that step
 //!   golden   the fast paths in the library as shipped (shipped, disassembly) are those of golden/fastpath.txt
 //!   header   include/flagstone.h is what the sources say
+//!   mutants  whether the tests notice when a lock, a flush, a look is left out (mutants)
 //!   kernel   the kernel image under QEMU: its tests, and one run
 //! ```
 
@@ -14,6 +15,7 @@ mod golden;
 mod header;
 mod kernel;
 mod links;
+mod mutants;
 mod packages;
 mod shipped;
 mod steps;
@@ -56,6 +58,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         library: Option<PathBuf>,
     },
+    /// Check that the suite finds each mutant on the list within 1,000 seeds
+    Mutants(mutants::Options),
     /// Boot the kernel image under QEMU
     Kernel {
         #[command(subcommand)]
@@ -82,6 +86,7 @@ fn main() -> ExitCode {
         Command::Links => links::check(&root),
         Command::Golden { update, library } => golden::run(&root, library, update),
         Command::Header { update } => header::run(&root, update),
+        Command::Mutants(options) => mutants::run(&root, &options),
         Command::Kernel { what } => kernel::run(&root, &what),
     };
     match outcome {

@@ -79,7 +79,7 @@ struct Patch {
 /// A file that is no list, two mutants of one name, one without runs or without a reason.
 pub(crate) fn read(root: &Path) -> Result<Vec<Mutant>> {
     let mut mutants: Vec<Mutant> = Vec::new();
-    for file in ["pgtable.toml", "slab.toml", "frames.toml"] {
+    for file in ["pgtable.toml", "slab.toml"] {
         let path = root.join("mutants").join(file);
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("reading {}", path.display()))?;
@@ -107,7 +107,14 @@ impl Mutant {
         self.edit.iter().map(move |edit| {
             let own = file(edit);
             let other = edit.file.as_deref();
-            (if own { &self.file } else { other.unwrap_or_default() }, edit)
+            (
+                if own {
+                    &self.file
+                } else {
+                    other.unwrap_or_default()
+                },
+                edit,
+            )
         })
     }
 }
@@ -177,7 +184,10 @@ pub(crate) fn apply(tree: &Path, mutants: &[Mutant]) -> Result<()> {
                 .with_context(|| format!("mutant {name}, in {file}"))?;
             let keep = edit.keep.clone().unwrap_or_else(|| edit.find.clone());
             let arm = (n + 1, edit.into.clone());
-            if let Some(same) = patches.iter_mut().find(|p| (p.start, p.end) == (start, end)) {
+            if let Some(same) = patches
+                .iter_mut()
+                .find(|p| (p.start, p.end) == (start, end))
+            {
                 ensure!(same.keep == keep, "mutant {name} keeps something else");
                 same.arms.push(arm);
                 continue;
@@ -248,7 +258,10 @@ mod tests {
 
     #[test]
     fn the_list_fits_the_sources() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .nth(2)
+            .unwrap();
         let mutants = read(root).unwrap();
         for mutant in &mutants {
             for (file, edit) in mutant.edits() {
