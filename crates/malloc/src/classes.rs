@@ -208,7 +208,10 @@ mod tests {
     fn classes_from_4_to_8_kib_leave_nothing_of_their_slab() {
         let divided = SIZES.iter().filter(|s| (4096..=8192).contains(*s));
         let divided: Vec<_> = divided.map(|s| *s as usize).collect();
-        assert_eq!(divided, [4096, 4368, 4672, 5040, 5456, 5952, 6544, 7280, 8192]);
+        assert_eq!(
+            divided,
+            [4096, 4368, 4672, 5040, 5456, 5952, 6544, 7280, 8192]
+        );
         assert!(divided.iter().all(|size| DIVIDED_SLAB % size < 512));
     }
 
