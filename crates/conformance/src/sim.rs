@@ -89,11 +89,8 @@ impl Variant {
                 (caps.accessed, caps.accessed_table, caps.dirty) = (false, false, false);
             }
             Self::HalfSoftware => caps.dirty = false,
-            // Only entries of the last level are written by the machine itself, so it has no huge leaves.
-            Self::Paravirtual => {
-                (caps.paravirtual, caps.accessed_table) = (true, false);
-                (caps.huge_pmd, caps.huge_pud) = (false, false);
-            }
+            // Its units could have huge leaves; the library must not use them.
+            Self::Paravirtual => (caps.paravirtual, caps.accessed_table) = (true, false),
             // The processors with the erratum have no shadow stacks.
             Self::KnightsLanding => (caps.stray_dirty, caps.shadow_stack) = (true, false),
             Self::Plain => (caps.huge_pmd, caps.huge_pud) = (false, false),

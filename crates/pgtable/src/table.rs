@@ -303,12 +303,15 @@ impl<'f, H: TableHost, F: Format> PageTable<'f, H, F> {
         F::PHYS_BITS.min(u32::from(self.caps.phys_bits))
     }
 
-    /// Whether the machine and the format have leaves on `level`: asked at run time, like Linux's `has_transparent_pud_hugepage`.
+    /// Whether the machine and the format have leaves on `level`: asked at run time, like Linux's `has_transparent_pud_hugepage`. Where
+    /// a hypervisor writes the entries above the last level there are none above it: the unit changes a leaf's bits, and a hypercall is no exchange.
     #[inline]
     #[must_use]
     pub fn has_leaf(&self, level: Level) -> bool {
         F::LEAF[level.index()]
             && match level {
+                Level::PTE => true,
+                _ if self.caps.paravirtual => false,
                 Level::PMD => self.caps.huge_pmd,
                 Level::PUD => self.caps.huge_pud,
                 _ => true,

@@ -416,6 +416,7 @@ fn a_hypervisor_writes_what_names_tables() {
         ops.map::<Pte>(VirtAddr(BASE), &leaf(0, RW), 4).unwrap();
         assert_eq!(unit.written.load(core::sync::atomic::Ordering::Relaxed), 3);
         assert!(!ops.can_skip_tables());
+        assert!(!table.has_leaf(Level::PMD) && !table.has_leaf(Level::PUD));
         unmap(&ops, VirtRange::new(BASE, 4 << 12));
     });
 }
