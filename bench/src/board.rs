@@ -544,7 +544,9 @@ unsafe impl Shootdown for &Board {
     fn shoot(&self, cpus: &CpuMask, what: &Invalidate) {
         let here = cpus.contains(self.current_cpu());
         add(&self.requests, 1);
-        add(&self.remote, u64::from(cpus.len()) - u64::from(here));
+        if cpus.has_others(self.current_cpu()) {
+            add(&self.remote, u64::from(cpus.len()) - u64::from(here));
+        }
         if here {
             self.invalidate(what);
         }

@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::board::Board;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use flagstone_pgtable::format::{Access, Leaf, X86_64};
+use flagstone_pgtable::format::{Access, Entry, Leaf, X86_64};
 use flagstone_pgtable::shadow::Mapping;
 use flagstone_pgtable::{Mode, Ops, Owner, PageTable, Pte, Taken, VirtRange};
 use flagstone_types::{PhysAddr, VirtAddr};
@@ -75,7 +75,7 @@ struct Sum(u64);
 unsafe impl Owner for Sum {
     #[inline]
     fn release(&mut self, taken: Taken) {
-        if let flagstone_pgtable::format::Entry::Leaf(leaf) = taken.entry {
+        if let Entry::Leaf(leaf) = taken.entry {
             self.0 += leaf.at.0;
         }
     }
@@ -88,14 +88,17 @@ type Forms<'t, 'f, 'm, M> = Ops<'t, 'f, &'m Board, X86_64, M>;
 fn map<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, to: u64, pages: usize) -> Result<(), Error> {
     let access = Access::READ.union(Access::WRITE).union(Access::USER);
     let leaf = Leaf::new(PhysAddr(to), access, Mapping::Ordinary);
+    if pages == 1 {
+        return ops.map_one::<Pte>(VirtAddr(at), &leaf).or_refused("map_one");
+    }
     ops.map::<Pte>(VirtAddr(at), &leaf, pages).or_refused("map")
 }
 
 #[inline(always)]
 fn walk<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<u64, Error> {
     if pages == 1 {
-        let found = ops.lookup(VirtAddr(at)).or_refused("lookup")?;
-        return Ok(found.leaf().map_or(0, |leaf| leaf.at.0));
+        let nothing = || refused("physical")(&at);
+        return ops.physical(VirtAddr(at)).map(|to| to.0).ok_or_else(nothing);
     }
     let mut sum = 0;
     ops.walk(VirtRange::new(at, pages * PAGE), |found| {
@@ -109,8 +112,12 @@ fn walk<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<
 
 #[inline(always)]
 fn protect<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<(), Error> {
-    let mut gather = ops.gather(flagstone_pgtable::NotOwned);
     let access = Access::READ.union(Access::USER);
+    if pages == 1 {
+        let done = ops.protect_one::<Pte>(VirtAddr(at), access);
+        return done.or_refused("protect_one");
+    }
+    let mut gather = ops.gather(flagstone_pgtable::NotOwned);
     let done = ops.protect(VirtRange::new(at, pages * PAGE), access, &mut gather);
     gather.finish();
     done.or_refused("protect")
@@ -118,6 +125,13 @@ fn protect<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Resu
 
 #[inline(always)]
 fn unmap<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<u64, Error> {
+    if pages == 1 {
+        let taken = ops.unmap_one::<Pte>(VirtAddr(at)).or_refused("unmap_one")?;
+        return Ok(match taken.decode() {
+            Entry::Leaf(leaf) => leaf.at.0,
+            _ => 0,
+        });
+    }
     let mut sum = Sum(0);
     let mut gather = ops.gather(&mut sum);
     let done = ops.unmap(VirtRange::new(at, pages * PAGE), &mut gather);

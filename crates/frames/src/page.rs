@@ -150,6 +150,7 @@ impl State {
         }
     }
 
+    #[inline]
     pub(crate) const fn kind(self) -> PageKind {
         let kind = (self.0 & 0xff) as usize;
         if kind < PageKind::ALL.len() {
@@ -229,6 +230,7 @@ impl Place {
 
 impl Page {
     /// What the frame is. Out of date at once unless the caller owns the frame.
+    #[inline]
     #[must_use]
     pub fn kind(&self) -> PageKind {
         self.state().kind()
@@ -278,6 +280,7 @@ impl Page {
         self.view.get()
     }
 
+    #[inline]
     pub(crate) fn state(&self) -> State {
         // The record may be mapped read only (D2), where an `acquire` load is not defined (V3 of the host's model).
         let state = self.state.load(Ordering::Relaxed);

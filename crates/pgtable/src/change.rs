@@ -16,7 +16,7 @@ use crate::words::Locked;
 use flagstone_types::VirtAddr;
 
 /// What becomes of an entry that is a leaf or absent. Asked again if the unit changes the entry meanwhile.
-trait Rule {
+pub(crate) trait Rule {
     /// Whether it calls nothing that is not known, and does the same to all present leaves with the same flags.
     const SHORT: bool;
 
@@ -147,6 +147,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
         if ops.table.caps.stray_dirty {
             return self.edit_in_two_steps(ops, locked, first, count.min(CHUNK), offset);
         }
+        // E4: what the unit sets meanwhile is asked for by nobody.
+        let quiet = quiet || (!O::ASKS_USE && !F::HALVES);
         let size = reach_of::<F>(L::LEVEL);
         let (mut from, mut to) = (u64::MAX, 0);
         let mut n = 0;
@@ -186,7 +188,7 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Edit<H, F, M>
     }
 }
 
-struct Protect(Access);
+pub(crate) struct Protect(pub(crate) Access);
 
 impl Rule for Protect {
     const SHORT: bool = true;

@@ -2,12 +2,12 @@
 //!
 //! [`PageTable::flush`] is the only caller of [`flagstone_host::Shootdown`].
 
-use crate::format::Format;
+use crate::format::{Format, Level};
 use crate::level::{Raw, TableLevel};
 use crate::mode::Mode;
 use crate::span::Span;
 use crate::table::{PageTable, TableHost};
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{Ordering, compiler_fence, fence};
 use flagstone_host::{Event, Invalidate};
 use flagstone_types::CpuMask;
 
@@ -55,6 +55,37 @@ impl<H: TableHost, F: Format> PageTable<'_, H, F> {
         if cpus.is_empty() {
             return;
         }
+        self.flush_on(cpus, what);
+    }
+
+    /// Invalidates one entry that was changed, by an exchange as the last thing if `exchanged`.
+    #[inline(always)]
+    pub(crate) fn flush_entry<M: Mode>(&self, span: Span, level: Level, exchanged: bool) {
+        let cpus = if !M::SHARED {
+            // E1: none can enter.
+            self.cpus.load()
+        } else if exchanged && cfg!(target_arch = "x86_64") {
+            // I3: there an exchange is such a fence.
+            compiler_fence(Ordering::SeqCst);
+            self.cpus.load()
+        } else {
+            self.cpus_after_changes()
+        };
+        if !cpus.is_empty() {
+            let what = Invalidate {
+                asid: self.asid(),
+                start: self.addresses.address(span.start),
+                end: self.addresses.end_address(span.end),
+                stride: F::shift(level) as u8,
+                tables: false,
+            };
+            self.flush_on(cpus, &what);
+        }
+    }
+
+    /// Invalidates on CPUs, and waits until that is done.
+    #[inline]
+    fn flush_on(&self, cpus: CpuMask, what: &Invalidate) {
         self.count_flush(&cpus, what);
         let pending = self.host.shoot(&cpus, what);
         self.host.wait(pending);
@@ -79,7 +110,7 @@ impl<H: TableHost, F: Format> PageTable<'_, H, F> {
             };
             self.host.count(event, n);
         }
-        if cpus.len() > u32::from(cpus.contains(here)) {
+        if cpus.has_others(here) {
             self.host.count(Event::NrTlbRemoteFlush, 1);
         }
     }

@@ -50,6 +50,10 @@ impl Taken {
 /// **O1**: what an implementation does with [`Owner::release`] is right if each leaf that was mapped (and not marked `SPECIAL`) is released at
 /// most once, when no CPU can use it. So who maps a leaf gives up what it stands for.
 pub unsafe trait Owner {
+    /// Whether anybody asks if what it owns was accessed or written. Otherwise entries are changed and taken out by stores while units use them, and a bit
+    /// that a unit sets at that moment may be lost (E4).
+    const ASKS_USE: bool = true;
+
     /// Takes back what the entries stood for.
     fn release(&mut self, taken: Taken);
 }
@@ -63,8 +67,23 @@ unsafe impl Owner for NotOwned {
     fn release(&mut self, _: Taken) {}
 }
 
+/// An owner of memory of which nobody asks whether it was accessed or written, like pages that are freed as they are unmapped: see [`Owner::ASKS_USE`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UseUnasked<O>(pub O);
+
+// SAFETY: O1: as the owner within.
+unsafe impl<O: Owner> Owner for UseUnasked<O> {
+    const ASKS_USE: bool = false;
+
+    fn release(&mut self, taken: Taken) {
+        self.0.release(taken);
+    }
+}
+
 // SAFETY: O1: as the owner that is borrowed.
 unsafe impl<O: Owner> Owner for &mut O {
+    const ASKS_USE: bool = O::ASKS_USE;
+
     fn release(&mut self, taken: Taken) {
         (**self).release(taken);
     }

@@ -157,13 +157,7 @@ impl<F: Format, L: TableLevel> Raw<F, L> {
     /// The table that it names, if it names one.
     #[inline(always)]
     pub(crate) fn child(self) -> Option<TableAt<F, L::Below>> {
-        if !self.is_table() {
-            return None;
-        }
-        match self.decode() {
-            Entry::Table { at, .. } => Some(TableAt::new(at)),
-            _ => None,
-        }
+        F::child(L::LEVEL, self.0).map(TableAt::new)
     }
 
     /// The leaf one size of its own further on.

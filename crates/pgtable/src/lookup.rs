@@ -38,31 +38,6 @@ impl Found {
     }
 }
 
-struct Look;
-
-impl<H: TableHost, F: Format, M: Mode> Visit<H, F, M> for Look {
-    const FLOOR: Level = Level::PTE;
-    type Out = Found;
-
-    #[inline]
-    fn at<'s, L: TableLevel>(
-        &mut self,
-        ops: &Ops<'s, '_, H, F, M>,
-        place: Place<'s, H, F, L>,
-        seen: Raw<F, L>,
-    ) -> Result<Found, Stop> {
-        Ok(Found {
-            at: ops.address(place.start()),
-            level: L::LEVEL,
-            entry: if seen.is_none() {
-                Entry::None
-            } else {
-                seen.decode()
-            },
-        })
-    }
-}
-
 struct Walk<C> {
     end: u64,
     each: C,
@@ -121,17 +96,6 @@ impl<H: TableHost, F: Format, M: Mode, C: FnMut(Found)> Visit<H, F, M> for Walk<
 }
 
 impl<H: TableHost, F: Format, M: Mode> Ops<'_, '_, H, F, M> {
-    /// What is at an address, read without locks: it was there at some moment since the call began, and may be gone. What a value can not be
-    /// torn between, and what it can, is in `MODEL.md` (H2).
-    ///
-    /// # Errors
-    /// [`Error::NotCanonical`].
-    #[inline]
-    pub fn lookup(&self, at: VirtAddr) -> Result<Found, Error> {
-        let offset = self.table.addresses.offset(at)?;
-        self.visit(offset, &mut Look)
-    }
-
     /// Tells `each` of every leaf and absent entry of a range, in ascending order, read without locks as [`Ops::lookup`] does. The range may begin and
     /// end within a huge leaf. `each` runs in a read-side section: it may neither wait for a grace period nor allocate.
     ///

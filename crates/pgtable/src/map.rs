@@ -15,13 +15,13 @@ use flagstone_host::Event;
 use flagstone_types::VirtAddr;
 
 /// Where the entries come from that are stored.
-trait Source<F, L> {
+pub(crate) trait Source<F, L> {
     /// Gives the entries `from..from + count` to `store`, with their number behind `from`.
     fn fill(&self, from: usize, count: usize, store: impl FnMut(usize, Raw<F, L>));
 }
 
 /// Leaves of contiguous memory.
-struct Contiguous(Leaf);
+pub(crate) struct Contiguous(pub(crate) Leaf);
 
 impl<F: Format, L: TableLevel> Source<F, L> for Contiguous {
     #[inline]
@@ -301,7 +301,7 @@ impl<'t, 'f, H: TableHost, F: Format, M: Mode> Ops<'t, 'f, H, F, M> {
 
     #[cold]
     #[inline(never)]
-    fn map_with_tables<L: TableLevel, S: Source<F, L>>(
+    pub(crate) fn map_with_tables<L: TableLevel, S: Source<F, L>>(
         &self,
         span: Span,
         source: &S,

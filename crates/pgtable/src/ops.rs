@@ -69,7 +69,7 @@ pub(crate) struct Place<'s, H, F, L> {
     pub(crate) table: Table<'s, H, F, L>,
     pub(crate) index: usize,
     /// The entry one level up that named the table; none for the root.
-    parent: Option<PhysAddr>,
+    pub(crate) parent: Option<PhysAddr>,
     /// The offset of the address that is walked to.
     pub(crate) offset: u64,
 }

@@ -115,6 +115,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner> Edit<H, F, M> for Unmap<'_, '_,
             let count = count.min(CHUNK).min(self.room);
             return self.edit_in_two_steps(ops, locked, first, count, offset);
         }
+        // E4: what the unit sets meanwhile is asked for by nobody.
+        let quiet = quiet || (!O::ASKS_USE && !F::HALVES);
         let size = reach_of::<F>(L::LEVEL);
         let mut run = Contiguous::NONE;
         let (mut from, mut to) = (u64::MAX, 0);

@@ -40,6 +40,7 @@ impl CpuMask {
     }
 
     /// Takes a CPU out.
+    #[inline]
     pub fn remove(&mut self, cpu: CpuId) {
         if let Some(word) = self.0.get_mut(cpu.index() / 64) {
             *word &= !(1 << (cpu.0 % u64::BITS));
@@ -59,7 +60,17 @@ impl CpuMask {
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0 == [0; WORDS]
+        // In registers: as a comparison of memory it waits for the words that were just loaded one by one.
+        self.0.iter().fold(0, |all, word| all | word) == 0
+    }
+
+    /// Whether anybody but `cpu` is in the set.
+    #[inline]
+    #[must_use]
+    pub fn has_others(&self, cpu: CpuId) -> bool {
+        let mut others = *self;
+        others.remove(cpu);
+        !others.is_empty()
     }
 
     /// How many CPUs are in the set.

@@ -211,6 +211,19 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
     /// Whether the entry names a table.
     fn is_table(level: Level, raw: u64) -> bool;
 
+    /// The table that the entry names, if it names one and nothing is wrong with it.
+    #[inline(always)]
+    #[must_use]
+    fn child(level: Level, raw: u64) -> Option<PhysAddr> {
+        if !Self::is_table(level, raw) {
+            return None;
+        }
+        match Self::decode(level, raw) {
+            Entry::Table { at, .. } => Some(at),
+            _ => None,
+        }
+    }
+
     /// The bits that the unit changes by itself in a present leaf, as its abilities allow: accessed and dirty. It sets them, but for AP\[2\] of arm64, which it clears.
     fn unit_bits(level: Level) -> u64;
 

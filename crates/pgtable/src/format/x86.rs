@@ -132,6 +132,16 @@ pub(super) const fn memory_of(level: Level, raw: u64) -> Option<Memory> {
     }
 }
 
+/// The table that an entry above the first level names, if its bits are those that are written here: as [`decode_table`] says, in one comparison.
+#[inline(always)]
+pub(super) const fn table_at(raw: u64) -> Option<PhysAddr> {
+    if raw & !(FRAME | ACCESSED | DIRTY) == PRESENT | WRITE | USER {
+        Some(PhysAddr(raw & FRAME))
+    } else {
+        None
+    }
+}
+
 /// An entry that names a table, if its bits are those that are written here, `reserved` being 0.
 #[inline(always)]
 pub(super) const fn decode_table(raw: u64, reserved: u64) -> Option<Entry> {

@@ -60,15 +60,17 @@ impl<const LEVELS: u8> LongMode<LEVELS> {
         raw & (WRITE | DIRTY) == DIRTY
     }
 
-    /// A leaf from its bits, present or without access.
+    /// A leaf from its bits, present or without access. An entry at once: where only a part of it is asked for nothing else is worked out.
     #[inline(always)]
-    fn decode_leaf(level: Level, raw: u64) -> Option<Leaf> {
-        let raw = x86::upright(level, raw);
-        let memory = x86::memory_of(level, raw)?;
+    fn decode_leaf(level: Level, bits: u64) -> Entry {
+        let raw = x86::upright(level, bits);
+        let Some(memory) = x86::memory_of(level, raw) else {
+            return Entry::Bad(bits);
+        };
         if raw & (x86::reserved(level) | UNUSED) != 0
             || raw & (WRITE | SAVED_DIRTY) == WRITE | SAVED_DIRTY
         {
-            return None;
+            return Entry::Bad(bits);
         }
         let mut marks = x86::marks_of(raw);
         marks.set(Marks::DIRTY, raw & (DIRTY | SAVED_DIRTY) != 0);
@@ -76,7 +78,7 @@ impl<const LEVELS: u8> LongMode<LEVELS> {
         marks.set(Marks::NO_ACCESS, raw & PRESENT == 0);
         let at = PhysAddr(raw & x86::address(level));
         let key = (raw >> KEY & 15) as u8;
-        Some(Leaf::decoded(at, x86::access_of(raw), marks, memory, key))
+        Entry::Leaf(Leaf::decoded(at, x86::access_of(raw), marks, memory, key))
     }
 }
 
@@ -139,9 +141,7 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
             (true, true) => None,
             (true, false) if !large => x86::decode_table(raw, NX),
             (false, false) => ABSENT.decode(raw).map(Entry::Absent),
-            _ if large && Self::LEAF[level.index()] => {
-                Self::decode_leaf(level, raw).map(Entry::Leaf)
-            }
+            _ if large && Self::LEAF[level.index()] => return Self::decode_leaf(level, raw),
             _ => None,
         };
         entry.unwrap_or(Entry::Bad(raw))
@@ -155,6 +155,14 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     #[inline(always)]
     fn is_table(level: Level, raw: u64) -> bool {
         level != Level::PTE && raw & (PRESENT | LARGE) == PRESENT
+    }
+
+    #[inline(always)]
+    fn child(level: Level, raw: u64) -> Option<PhysAddr> {
+        if level == Level::PTE {
+            return None;
+        }
+        x86::table_at(raw)
     }
 
     #[inline(always)]

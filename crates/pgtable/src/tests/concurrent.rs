@@ -101,7 +101,7 @@ impl<F: Format, const SHIFT: u32> Work<'_, '_, '_, F, SHIFT> {
             1 + rng.below(8)
         };
         let range = VirtRange::new(at * page as usize, pages * page as usize);
-        match rng.below(9) {
+        match rng.below(12) {
             0 | 1 => {
                 let to = self.memory(pages as u64, huge);
                 self.note_mapped(to, pages as u64);
@@ -141,6 +141,29 @@ impl<F: Format, const SHIFT: u32> Work<'_, '_, '_, F, SHIFT> {
                     let _ = ops.retract(start, &mut gather);
                     gather.finish();
                 }
+            }
+            8 => {
+                let to = self.memory(1, page);
+                self.note_mapped(to, 1);
+                if ops.map_one::<Pte>(range.start, &leaf(to, RW)).is_err() {
+                    self.unnote(to, 1);
+                }
+            }
+            9 => {
+                if let Ok(taken) = ops.unmap_one::<Pte>(range.start)
+                    && !taken.is_none()
+                {
+                    self.releasing().release(Taken {
+                        at: range.start,
+                        level: Level::PTE,
+                        entry: taken.decode(),
+                        pages: 1,
+                    });
+                }
+            }
+            10 => {
+                let _ = ops.protect_one::<Pte>(range.start, if rng.chance(128) { RO } else { RW });
+                let _ = ops.physical(range.start);
             }
             _ => {
                 let _ = ops.lookup(range.start).unwrap();

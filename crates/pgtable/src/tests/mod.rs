@@ -8,6 +8,7 @@ mod kernel;
 mod lent;
 mod mapping;
 mod model;
+mod single;
 
 use crate::format::{Access, Format, Leaf, Marks};
 use crate::shadow::Mapping;

@@ -37,6 +37,21 @@ pub(crate) enum Op {
         pages: usize,
         set: bool,
     },
+    MapOne {
+        at: usize,
+        to: u64,
+        write: bool,
+    },
+    UnmapOne {
+        at: usize,
+    },
+    ProtectOne {
+        at: usize,
+        write: bool,
+    },
+    UnmapOneHuge {
+        at: usize,
+    },
 }
 
 fn ops() -> impl Strategy<Value = Op> {
@@ -48,6 +63,10 @@ fn ops() -> impl Strategy<Value = Op> {
         3 => (run.clone(), any::<bool>()).prop_map(|((at, pages), tables)| Op::Unmap { at, pages, tables }),
         2 => (run.clone(), any::<bool>()).prop_map(|((at, pages), write)| Op::Protect { at, pages, write }),
         1 => (run, any::<bool>()).prop_map(|((at, pages), set)| Op::Dirty { at, pages, set }),
+        2 => (0usize..1600, 0u64..1 << 20, any::<bool>()).prop_map(|(at, to, write)| Op::MapOne { at, to, write }),
+        2 => (0usize..1600).prop_map(|at| Op::UnmapOne { at }),
+        2 => (0usize..1600, any::<bool>()).prop_map(|(at, write)| Op::ProtectOne { at, write }),
+        1 => (0usize..4).prop_map(|at| Op::UnmapOneHuge { at }),
     ]
 }
 
@@ -107,6 +126,8 @@ fn run<F: Format, const SHIFT: u32, const BOTH: usize>(base: usize, list: &[Op],
                 found.physical(VirtAddr(base + at * page)).unwrap().0 / page as u64,
                 page_is.0
             );
+            let physical = ops.physical(VirtAddr(base + at * page + 5)).unwrap();
+            assert_eq!(physical.0, page_is.0 * page as u64 + 5);
         }
         unmap(&ops, VirtRange::new(base, (4 * huge).max(4096) * page));
     });
@@ -203,6 +224,57 @@ fn step<F: Format, const SHIFT: u32, M: crate::Mode>(
                 model
                     .range_mut(at..at + pages)
                     .for_each(|(_, p)| p.1 = write);
+            }
+        }
+        Op::MapOne { at, to, write } => {
+            let leaf = leaf(to * page as u64, access(write));
+            let result = ops.map_one::<Pte>(VirtAddr(base + at * page), &leaf);
+            assert_eq!(result.is_ok(), !model.contains_key(&at), "{result:?}");
+            model.entry(at).or_insert((to, write, false, None));
+        }
+        Op::UnmapOne { at } => {
+            let result = ops.unmap_one::<Pte>(VirtAddr(base + at * page));
+            match model.get(&at) {
+                None => assert!(result.unwrap().is_none()),
+                Some((to, write, dirty, None)) => {
+                    let Entry::Leaf(leaf) = result.unwrap().decode() else {
+                        panic!("no leaf")
+                    };
+                    assert_eq!(leaf.at.0, to * page as u64);
+                    assert_eq!(leaf.access().contains(Access::WRITE), *write);
+                    assert_eq!(leaf.marks().contains(Marks::DIRTY), *dirty);
+                    model.remove(&at);
+                }
+                Some(_) => assert!(matches!(result, Err(crate::Error::CutsHuge { .. }))),
+            }
+        }
+        Op::ProtectOne { at, write } => {
+            let result = ops.protect_one::<Pte>(VirtAddr(base + at * page), access(write));
+            match model.get_mut(&at) {
+                None => result.unwrap(),
+                Some(found @ (_, _, _, None)) => {
+                    result.unwrap();
+                    found.1 = write;
+                }
+                Some(_) => assert!(matches!(result, Err(crate::Error::CutsHuge { .. }))),
+            }
+        }
+        Op::UnmapOneHuge { at } => {
+            let at = if huge > 1024 { at % 2 } else { at } * huge;
+            let result = ops.unmap_one::<Pmd>(VirtAddr(base + at * page));
+            match model.get(&at) {
+                Some(&(to, _, _, Some(head))) if head == at => {
+                    let Entry::Leaf(leaf) = result.unwrap().decode() else {
+                        panic!("no leaf")
+                    };
+                    assert_eq!(leaf.at.0, to * page as u64);
+                    model.retain(|n, _| !(at..at + huge).contains(n));
+                }
+                _ if model.range(at..at + huge).next().is_some() => {
+                    assert!(result.is_err(), "{result:?}");
+                }
+                // Perhaps there is a table with nothing in it.
+                _ => assert!(result.is_err() || result.unwrap().is_none()),
             }
         }
         Op::Dirty { at, pages, set } => {
