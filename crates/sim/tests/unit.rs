@@ -56,8 +56,11 @@ fn activate<const SHIFT: u32>(host: &Machine<SHIFT>, root: PhysAddr) {
     unsafe { host.activate(root, Asid(1), true) };
 }
 
+/// The word of a leaf at an address, and that of a link on a level to the table at an address.
+type Words = (fn(u64) -> u64, Box<dyn Fn(u8, u64) -> u64>);
+
 /// A leaf of every architecture, user, readable and writable, neither accessed nor dirty; and a link to a table.
-fn words(arch: Arch, level: u8) -> (fn(u64) -> u64, Box<dyn Fn(u8, u64) -> u64>) {
+fn words(arch: Arch, level: u8) -> Words {
     let bits = arch.geometry().index_bits;
     match arch {
         Arch::Arm64 { .. } => {
