@@ -5,6 +5,7 @@ mod bits;
 mod exhaustion;
 mod huge;
 mod machines;
+mod meetings;
 mod permissions;
 mod races;
 mod refusals;
@@ -68,6 +69,10 @@ cases! {
     "lookups": races::lookups, "what is read without locks is whole, and never of another place";
     "random": workloads::all, "random operations of every kind on all CPUs, each access held against what must be there";
     "random-pages": workloads::pages, "the same with single pages and their tables only";
+    "entering": meetings::entering, "CPUs may enter a page table at any moment of a change that relied on nobody using it";
+    "alone-and-used": meetings::alone_and_used, "who has a page table alone, on a CPU that uses it, loses no bit that the unit sets";
+    "guards": meetings::guards, "a table that a caller has locked stays until it is unlocked";
+    "refilling": meetings::refilling, "a page may be put where another context has just taken one out";
     "fork": sharing::fork, "a copy of a page table shares its pages, write-protected, and each side gets its own at a store";
     "replace": sharing::replace, "a page is moved beside its readers: they see the old place or the new one, and stores are not lost";
     "break-before-make": machines::break_before_make, "entries change address and size, in a machine that wants them invalid in between";

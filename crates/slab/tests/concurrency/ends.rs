@@ -44,6 +44,49 @@ fn merging_and_destroying_meet() {
     });
 }
 
+/// A cache is destroyed beside those who free its last objects: it ends when no object is with anybody, never before.
+#[test]
+fn destroying_beside_the_last_frees() {
+    for_each_seed(200, |seed| {
+        let rng = Rng::new(!seed);
+        let nodes = 1 + rng.below(2);
+        let machine = Machine::builder().seed(seed).cpus(4).nodes(nodes).build();
+        let caches = ledger::boot(&machine, Flavour::Tiny.policy());
+        let mut params = CacheParams::new("ending", 72, 8);
+        params.flags.no_merge = true;
+        let handle = caches.create(&params).unwrap();
+        let mut objects: Vec<_> = (0..60)
+            .map(|_| caches.alloc(&handle, Gfp::KERNEL).unwrap())
+            .collect();
+        // Objects that no task has begun to free.
+        let live = core::cell::Cell::new(objects.len());
+        let mut tasks: Vec<Task<'_>> = (0..3)
+            .map(|_| {
+                let mine = objects.split_off(objects.len() - 20);
+                let live = &live;
+                task(move |_| {
+                    for object in mine {
+                        live.set(live.get() - 1);
+                        // SAFETY: the task owns it.
+                        unsafe { caches.kfree(object) };
+                    }
+                })
+            })
+            .collect();
+        let live = &live;
+        tasks.push(task(move |ctx| {
+            let mut handle = handle;
+            while let Err(busy) = caches.destroy(handle) {
+                handle = busy.cache;
+                ctx.yield_now();
+            }
+            assert_eq!(live.get(), 0, "objects in use were destroyed");
+        }));
+        machine.run(tasks);
+        ledger::validate(caches);
+    });
+}
+
 /// A fork takes every lock while others allocate, free, reap and make caches; nobody waits for ever, and the order is kept.
 #[test]
 fn forks_take_every_lock_in_order() {

@@ -25,8 +25,8 @@ pub(crate) enum Kind {
     Suite,
     /// Nothing: what is left out makes no difference, for the reason that is given.
     Equivalent,
-    /// A model checker of memory orders only: simulated machines are sequentially consistent.
-    Ordering,
+    /// Nothing on simulated machines, for the reason that is given: mostly that they are sequentially consistent, so that it is a model checker's.
+    Unseen,
 }
 
 /// One change that makes the sources wrong.
@@ -41,7 +41,7 @@ pub(crate) struct Mutant {
     pub(crate) rule: String,
     #[serde(default)]
     pub(crate) kind: Kind,
-    /// Why nothing finds it, for [`Kind::Equivalent`] and [`Kind::Ordering`].
+    /// Why nothing finds it, for [`Kind::Equivalent`] and [`Kind::Unseen`].
     pub(crate) reason: Option<String>,
     /// Whether it is one of the few that every change is checked with.
     #[serde(default)]
@@ -212,6 +212,49 @@ pub(crate) fn apply(tree: &Path, mutants: &[Mutant]) -> Result<()> {
         std::fs::write(tree.join(file), text).with_context(|| format!("writing {file}"))?;
     }
     Ok(())
+}
+
+/// Formats as runs name them, and as the suite's source does.
+const FORMATS: [(&str, &str); 10] = [
+    ("x86_64", "X86_64"),
+    ("x86_64-la57", "X86_64La57"),
+    ("x86-pae", "X86Pae"),
+    ("arm64-4k", "Arm64K4"),
+    ("arm64-16k", "Arm64K16"),
+    ("arm64-64k", "Arm64K64"),
+    ("ppc64-4k", "Ppc64K4"),
+    ("ppc64-64k", "Ppc64K64"),
+    ("riscv64-sv39", "Riscv64Sv39"),
+    ("riscv64-sv48", "Riscv64Sv48"),
+];
+
+/// Leaves formats out of the copy's suite that no run names: each is compiled by itself, with everything.
+///
+/// # Errors
+/// A suite that names its formats otherwise.
+pub(crate) fn keep_formats(tree: &Path, runs: &[&str]) -> Result<()> {
+    let of = |run: &str| {
+        let (_, machine) = run.split_once('@')?;
+        machine.split(['/', '*']).next().map(str::to_owned)
+    };
+    let wanted: Vec<String> = runs.iter().filter_map(|run| of(run)).collect();
+    if wanted.iter().any(|name| name == "any") {
+        return Ok(());
+    }
+    let path = tree.join("crates/conformance/src/sim.rs");
+    let mut text = std::fs::read_to_string(&path).context("reading the suite")?;
+    for (_, source) in FORMATS
+        .iter()
+        .filter(|(name, _)| wanted.iter().all(|w| w != name))
+    {
+        let arm = format!("Arch::{source} => on_machine");
+        let at = text
+            .find(&arm)
+            .with_context(|| format!("no {arm} in the suite"))?;
+        let end = text[at..].find('\n').unwrap_or(text.len() - at);
+        text.replace_range(at..at + end, &format!("Arch::{source} => unreachable!(),"));
+    }
+    std::fs::write(&path, text).context("writing the suite")
 }
 
 /// The function that tells mutants apart, at the end of the copy's `flagstone-types`: the environment says which one is asked for, none by default.

@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         return Ok(());
     }
     let start = Instant::now();
-    let tree = copy(root, &all)?;
+    let tree = copy(root, &all, &chosen)?;
     let binaries = build(root, &tree, &chosen)?;
     println!("built in {:.0} s", start.elapsed().as_secs_f64());
 
@@ -111,7 +111,7 @@ fn chosen<'l>(all: &'l [Mutant], options: &Options) -> Result<Vec<(usize, &'l Mu
 }
 
 /// Copies the sources to `target/mutants/tree` and puts the mutants in. What has not changed keeps its time, so that it is not built again.
-fn copy(root: &Path, all: &[Mutant]) -> Result<PathBuf> {
+fn copy(root: &Path, all: &[Mutant], chosen: &[(usize, &Mutant)]) -> Result<PathBuf> {
     let base = root.join("target/mutants");
     let (tree, fresh) = (base.join("tree"), base.join("fresh"));
     if fresh.exists() {
@@ -142,6 +142,8 @@ fn copy(root: &Path, all: &[Mutant]) -> Result<PathBuf> {
         std::fs::copy(&from, &to).with_context(|| format!("copying {name}"))?;
     }
     list::apply(&fresh, all)?;
+    let runs = chosen.iter().flat_map(|(_, mutant)| &mutant.runs);
+    list::keep_formats(&fresh, &runs.map(String::as_str).collect::<Vec<_>>())?;
     let types = fresh.join("crates/types/src/lib.rs");
     let text = std::fs::read_to_string(&types)? + list::SWITCH;
     std::fs::write(&types, text)?;

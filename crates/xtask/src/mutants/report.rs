@@ -32,7 +32,7 @@ pub(crate) fn list(all: &[Mutant]) {
             Kind::Suite if mutant.sample => "sample",
             Kind::Suite => "",
             Kind::Equivalent => "equivalent",
-            Kind::Ordering => "ordering",
+            Kind::Unseen => "unseen",
         };
         println!("{:<24} {:<4} {kind}", mutant.name, mutant.rule);
         println!("    without {}", mutant.what);
@@ -63,7 +63,7 @@ pub(crate) fn table(all: &[Mutant], outcomes: &[(Trial, Outcome)], control: &[(T
     for mutant in all.iter().filter(|mutant| mutant.kind != Kind::Suite) {
         let how = match mutant.kind {
             Kind::Equivalent => "no difference",
-            _ => "for a model checker",
+            _ => "not seen here",
         };
         println!("{:<24} {:<4} {how}", fit(&mutant.name, 24), mutant.rule);
         println!("    {}", fit(&format!("without {}", mutant.what), 76));
