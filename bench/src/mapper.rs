@@ -8,7 +8,7 @@ use crate::board::Board;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use flagstone_pgtable::format::{Access, Entry, Leaf, X86_64};
 use flagstone_pgtable::shadow::Mapping;
-use flagstone_pgtable::{Mode, Ops, Owner, PageTable, Pte, Taken, VirtRange};
+use flagstone_pgtable::{Mode, NotOwned, Ops, Owner, PageTable, Pte, Taken, UseUnasked, VirtRange};
 use flagstone_types::{PhysAddr, VirtAddr};
 use page_table_multiarch::x86_64::X64PageTable;
 use page_table_multiarch::{MappingFlags, PageSize, PagingHandler};
@@ -89,7 +89,9 @@ fn map<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, to: u64, pages: usize) ->
     let access = Access::READ.union(Access::WRITE).union(Access::USER);
     let leaf = Leaf::new(PhysAddr(to), access, Mapping::Ordinary);
     if pages == 1 {
-        return ops.map_one::<Pte>(VirtAddr(at), &leaf).or_refused("map_one");
+        return ops
+            .map_one::<Pte>(VirtAddr(at), &leaf)
+            .or_refused("map_one");
     }
     ops.map::<Pte>(VirtAddr(at), &leaf, pages).or_refused("map")
 }
@@ -98,7 +100,10 @@ fn map<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, to: u64, pages: usize) ->
 fn walk<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<u64, Error> {
     if pages == 1 {
         let nothing = || refused("physical")(&at);
-        return ops.physical(VirtAddr(at)).map(|to| to.0).ok_or_else(nothing);
+        return ops
+            .physical(VirtAddr(at))
+            .map(|to| to.0)
+            .ok_or_else(nothing);
     }
     let mut sum = 0;
     ops.walk(VirtRange::new(at, pages * PAGE), |found| {
@@ -111,38 +116,61 @@ fn walk<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<
 }
 
 #[inline(always)]
-fn protect<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<(), Error> {
+fn protect<const ASKS: bool, M: Mode>(
+    ops: &Forms<'_, '_, '_, M>,
+    at: usize,
+    pages: usize,
+) -> Result<(), Error> {
     let access = Access::READ.union(Access::USER);
     if pages == 1 {
         let done = ops.protect_one::<Pte>(VirtAddr(at), access);
         return done.or_refused("protect_one");
     }
-    let mut gather = ops.gather(flagstone_pgtable::NotOwned);
-    let done = ops.protect(VirtRange::new(at, pages * PAGE), access, &mut gather);
-    gather.finish();
+    let range = VirtRange::new(at, pages * PAGE);
+    let done = if ASKS {
+        let mut gather = ops.gather(NotOwned);
+        let done = ops.protect(range, access, &mut gather);
+        gather.finish();
+        done
+    } else {
+        let mut gather = ops.gather(UseUnasked(NotOwned));
+        let done = ops.protect(range, access, &mut gather);
+        gather.finish();
+        done
+    };
     done.or_refused("protect")
 }
 
 #[inline(always)]
-fn unmap<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<u64, Error> {
+fn unmap<const ASKS: bool, M: Mode>(
+    ops: &Forms<'_, '_, '_, M>,
+    at: usize,
+    pages: usize,
+) -> Result<u64, Error> {
     if pages == 1 {
         let taken = ops.unmap_one::<Pte>(VirtAddr(at)).or_refused("unmap_one")?;
-        return Ok(match taken.decode() {
-            Entry::Leaf(leaf) => leaf.at.0,
-            _ => 0,
-        });
+        return Ok(taken.address().map_or(0, |to| to.0));
     }
     let mut sum = Sum(0);
-    let mut gather = ops.gather(&mut sum);
-    let done = ops.unmap(VirtRange::new(at, pages * PAGE), &mut gather);
-    gather.finish();
+    let range = VirtRange::new(at, pages * PAGE);
+    let done = if ASKS {
+        let mut gather = ops.gather(&mut sum);
+        let done = ops.unmap(range, &mut gather);
+        gather.finish();
+        done
+    } else {
+        let mut gather = ops.gather(UseUnasked(&mut sum));
+        let done = ops.unmap(range, &mut gather);
+        gather.finish();
+        done
+    };
     done.or_refused("unmap")?;
     Ok(sum.0)
 }
 
 #[inline(always)]
 fn protect_each<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> Result<(), Error> {
-    let mut gather = ops.gather(flagstone_pgtable::NotOwned);
+    let mut gather = ops.gather(NotOwned);
     let access = Access::READ.union(Access::USER);
     let done = (0..pages)
         .try_for_each(|n| ops.protect(VirtRange::new(at + n * PAGE, PAGE), access, &mut gather));
@@ -161,10 +189,10 @@ fn unmap_each<M: Mode>(ops: &Forms<'_, '_, '_, M>, at: usize, pages: usize) -> R
     Ok(sum.0)
 }
 
-/// Flagstone's shared form.
-pub(crate) struct SharedForm<'f, 'm>(pub(crate) Tables<'f, 'm>);
+/// Flagstone's shared form; `ASKS`: somebody asks whether pages were accessed or written ([`Owner::ASKS_USE`]).
+pub(crate) struct SharedForm<'f, 'm, const ASKS: bool>(pub(crate) Tables<'f, 'm>);
 
-impl Mapper for SharedForm<'_, '_> {
+impl<const ASKS: bool> Mapper for SharedForm<'_, '_, ASKS> {
     #[inline(always)]
     fn map(&mut self, at: usize, to: u64, pages: usize) -> Result<(), Error> {
         map(&self.0.shared(), at, to, pages)
@@ -175,11 +203,11 @@ impl Mapper for SharedForm<'_, '_> {
     }
     #[inline(always)]
     fn protect(&mut self, at: usize, pages: usize) -> Result<(), Error> {
-        protect(&self.0.shared(), at, pages)
+        protect::<ASKS, _>(&self.0.shared(), at, pages)
     }
     #[inline(always)]
     fn unmap(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
-        unmap(&self.0.shared(), at, pages)
+        unmap::<ASKS, _>(&self.0.shared(), at, pages)
     }
     #[inline(always)]
     fn protect_each(&mut self, at: usize, pages: usize) -> Result<(), Error> {
@@ -208,11 +236,11 @@ impl Mapper for ExclusiveForm<'_, '_> {
     }
     #[inline(always)]
     fn protect(&mut self, at: usize, pages: usize) -> Result<(), Error> {
-        protect(&self.0.exclusive(), at, pages)
+        protect::<true, _>(&self.0.exclusive(), at, pages)
     }
     #[inline(always)]
     fn unmap(&mut self, at: usize, pages: usize) -> Result<u64, Error> {
-        unmap(&self.0.exclusive(), at, pages)
+        unmap::<true, _>(&self.0.exclusive(), at, pages)
     }
     #[inline(always)]
     fn protect_each(&mut self, at: usize, pages: usize) -> Result<(), Error> {

@@ -16,8 +16,16 @@ use flagstone_pgtable::{PageTable, Params};
 use flagstone_types::{CpuId, Gfp};
 use std::time::{Duration, Instant};
 
-/// Flagstone's forms, `quiet` being the exclusive one with no CPU using the page table; other crates.
-pub(crate) const SUBJECTS: &[&str] = &["shared", "exclusive", "quiet", "x86_64", "multiarch"];
+/// Flagstone's forms, `unasked` being the shared one whose owner does not ask for accessed and dirty bits, `quiet` the exclusive one with no CPU using the
+/// page table; other crates, which ask for no such bits either and change entries by stores.
+pub(crate) const SUBJECTS: &[&str] = &[
+    "shared",
+    "unasked",
+    "exclusive",
+    "quiet",
+    "x86_64",
+    "multiarch",
+];
 
 /// Pages of one call, and their name. [`EACH`] is single pages with one gather for all of them.
 pub const RUNS: &[(&str, usize)] = &[
@@ -77,7 +85,11 @@ pub(crate) fn measure(
         table.enter(CpuId(0));
     }
     if subject == "shared" {
-        let mut form = SharedForm(table);
+        let mut form = SharedForm::<true>(table);
+        pass.measure(&mut form, print)?;
+        release(form.0)
+    } else if subject == "unasked" {
+        let mut form = SharedForm::<false>(table);
         pass.measure(&mut form, print)?;
         release(form.0)
     } else {

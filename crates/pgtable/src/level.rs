@@ -133,6 +133,13 @@ impl<F: Format, L: TableLevel> Raw<F, L> {
         F::decode(L::LEVEL, self.0)
     }
 
+    /// Where the memory begins that it maps, if it is a leaf.
+    #[inline(always)]
+    #[must_use]
+    pub fn address(self) -> Option<PhysAddr> {
+        F::leaf_address(L::LEVEL, self.0)
+    }
+
     /// Whether it says nothing. Accessed and dirty bits alone are nothing (I6).
     #[inline(always)]
     #[must_use]

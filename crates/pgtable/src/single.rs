@@ -178,7 +178,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
     ///
     /// # Errors
     /// As [`Ops::map`]; the leaf is still the caller's.
-    #[inline]
+    #[inline(always)]
     pub fn map_one<L: TableLevel>(&self, at: VirtAddr, leaf: &Leaf) -> Result<(), Error> {
         let offset = self.entry_offset::<L>(at)?;
         self.check_leaf::<L>(leaf, 1)?;
@@ -217,7 +217,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
     /// # Errors
     /// An address that is unaligned or not translated here; [`Error::CutsHuge`] if a larger leaf is there, [`Error::Occupied`] if a table is;
     /// [`Error::NoSuchEntry`] for a level without leaves. Nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn unmap_one<L: TableLevel>(&self, at: VirtAddr) -> Result<Raw<F, L>, Error> {
         let offset = self.entry_offset::<L>(at)?;
         let quiet = self.is_quiet();
@@ -254,7 +254,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
     ///
     /// # Errors
     /// As [`Ops::unmap_one`].
-    #[inline]
+    #[inline(always)]
     pub fn protect_one<L: TableLevel>(&self, at: VirtAddr, access: Access) -> Result<(), Error> {
         let offset = self.entry_offset::<L>(at)?;
         if self.table.caps.stray_dirty {
@@ -326,7 +326,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
     }
 
     /// Where an address is in physical memory, read without locks as [`Ops::lookup`] does; `None` if no leaf is there, or if it is no address of this page table.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
         let offset = self.table.addresses.offset(at).ok()?;
@@ -337,21 +337,8 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
         };
         let raw = place.table.load(place.index);
         drop(section);
-        match raw.decode() {
-            Entry::Leaf(leaf) => Some(PhysAddr(
-                leaf.at.0 + (offset & (reach_of::<F>(Level::PTE) - 1)),
-            )),
-            _ => None,
-        }
-    }
-
-    /// In a huge leaf, if there is one.
-    #[inline(never)]
-    fn physical_above(&self, offset: u64, Above { level, raw }: Above) -> Option<PhysAddr> {
-        match F::decode(level, raw) {
-            Entry::Leaf(leaf) => Some(PhysAddr(leaf.at.0 + (offset & (reach_of::<F>(level) - 1)))),
-            _ => None,
-        }
+        let within = offset & (reach_of::<F>(Level::PTE) - 1);
+        raw.address().map(|first| PhysAddr(first.0 + within))
     }
 
     #[inline(always)]
@@ -361,5 +348,12 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
             level,
             entry: F::decode(level, raw),
         }
+    }
+
+    /// In a huge leaf, if there is one.
+    #[inline(never)]
+    fn physical_above(&self, offset: u64, Above { level, raw }: Above) -> Option<PhysAddr> {
+        let within = offset & (reach_of::<F>(level) - 1);
+        F::leaf_address(level, raw).map(|first| PhysAddr(first.0 + within))
     }
 }

@@ -24,6 +24,11 @@ const RATIOS: &[Ratio] = &[
         by: RIVALS,
     },
     Ratio {
+        head: "unasked/best",
+        of: "unasked",
+        by: RIVALS,
+    },
+    Ratio {
         head: "excl./best",
         of: "exclusive",
         by: RIVALS,
@@ -45,6 +50,7 @@ pub(crate) fn pgtable(plan: &PgtablePlan) -> Result<()> {
     println!(
         "is by the better of the other crates. `quiet`: exclusive, and no CPU uses the table."
     );
+    println!("`unasked`: shared, and nobody asks for accessed and dirty, as in the other crates.");
     println!("`each`: a call for each page, one invalidation for all of them.");
     println!("Wanted: on ranges of 512 at most 0.33; on one page exclusive 1, shared 2.\n");
     for job in &jobs {

@@ -224,6 +224,16 @@ pub trait Format: Copy + Debug + Default + Send + Sync + 'static {
         }
     }
 
+    /// Where the memory of a leaf begins; `None` for any other entry.
+    #[inline(always)]
+    #[must_use]
+    fn leaf_address(level: Level, raw: u64) -> Option<PhysAddr> {
+        match Self::decode(level, raw) {
+            Entry::Leaf(leaf) => Some(leaf.at),
+            _ => None,
+        }
+    }
+
     /// The bits that the unit changes by itself in a present leaf, as its abilities allow: accessed and dirty. It sets them, but for AP\[2\] of arm64, which it clears.
     fn unit_bits(level: Level) -> u64;
 

@@ -52,7 +52,7 @@ const fn shift(level: Level) -> u32 {
 
 /// The highest bit of the index of the memory type; bit 7 on the first level, where no bit is needed to say "leaf".
 #[inline(always)]
-const fn pat(level: Level) -> u64 {
+pub(super) const fn pat(level: Level) -> u64 {
     if level.get() == 1 { 1 << 7 } else { 1 << 12 }
 }
 

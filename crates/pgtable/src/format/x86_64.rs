@@ -166,6 +166,24 @@ impl<const LEVELS: u8> Format for LongMode<LEVELS> {
     }
 
     #[inline(always)]
+    fn leaf_address(level: Level, raw: u64) -> Option<PhysAddr> {
+        let leaf = if level == Level::PTE {
+            PRESENT
+        } else {
+            PRESENT | LARGE
+        };
+        let others = NO_ACCESS | SAVED_DIRTY | UNUSED | x86::reserved(level) | x86::pat(level);
+        if Self::LEAF[level.index()] && raw & (leaf | others) == leaf {
+            // Most are: with none of the bits that take a second look.
+            return Some(PhysAddr(raw & x86::address(level)));
+        }
+        match Self::decode(level, raw) {
+            Entry::Leaf(leaf) => Some(leaf.at),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
     fn unit_bits(_: Level) -> u64 {
         ACCESSED | DIRTY
     }

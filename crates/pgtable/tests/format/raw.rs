@@ -34,6 +34,13 @@ fn stray_in_table<F: Format>(level: Level) -> u64 {
 fn check<F: Format>(raw: u64) {
     for level in levels::<F>() {
         let present = F::is_present(level, raw);
+        let (child, address) = match F::decode(level, raw) {
+            Entry::Table { at, .. } => (Some(at), None),
+            Entry::Leaf(leaf) => (None, Some(leaf.at)),
+            _ => (None, None),
+        };
+        assert_eq!(F::child(level, raw), child, "{} {raw:#x}", F::NAME);
+        assert_eq!(F::leaf_address(level, raw), address, "{} {raw:#x}", F::NAME);
         match F::decode(level, raw) {
             Entry::None => assert!(!present && !F::is_table(level, raw)),
             Entry::Absent(absent) => {
