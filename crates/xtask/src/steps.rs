@@ -98,6 +98,13 @@ const STEPS: &[Step] = &[
         variables: &[],
         runs_programs: true,
     },
+    // A few of the list: `cargo xtask mutants` runs all of it.
+    Step {
+        name: "mutants",
+        cargo: &["xtask", "mutants", "--sample"],
+        variables: &[],
+        runs_programs: false,
+    },
     Step {
         name: "kernel",
         cargo: &["xtask", "kernel", "test"],
