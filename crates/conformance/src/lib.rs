@@ -7,7 +7,7 @@
 //!        └─ slots: what each page must say now                                     memory, what only a model of a unit can tell
 //! ```
 //!
-//! [`cases`] lists the cases, [`run_case`] runs one on a [`Platform`], [`workload`] draws operations from a seed and [`run_workload`] does them on
+//! [`cases()`] lists the cases, [`run_case`] runs one on a [`Platform`], [`workload()`] draws operations from a seed and [`run_workload`] does them on
 //! many CPUs at once. What is right is known from books of the suite's own (`MODEL.md`), never from the library that is under test. A failure is a panic.
 //!
 //! The simulator's platform, with a machine for each seed, is the module `sim` behind the feature of that name; the kernel has its own.
