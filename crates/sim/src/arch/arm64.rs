@@ -10,7 +10,7 @@ const VALID: u64 = 1;
 /// A table, or a page on the last level; clear: a block.
 const TABLE: u64 = 1 << 1;
 const EL0: u64 = 1 << 6;
-/// AP[2].
+/// `AP[2]`.
 pub(super) const READ_ONLY: u64 = 1 << 7;
 /// Access flag.
 pub(super) const AF: u64 = 1 << 10;

@@ -1,6 +1,6 @@
 //! Frames that go back to their allocator: nobody may be able to reach them (V1, V2).
 //!
-//! A test says so for leaves ([`Unit::frames_freed`]); for everything that `frames` manages the unit finds out by itself: whoever frees
+//! A test says so for leaves (`Machine::frame_freed`); for everything that `frames` manages the unit finds out by itself: whoever frees
 //! a block asks for its metadata first, so the frames asked for last are looked at with every host call, and one cached translation a call besides.
 
 use super::Unit;
