@@ -1,7 +1,7 @@
 //! Single entries: a straight walk to one entry, one lock, one change, and its invalidation at once.
 //!
 //! What the operations on ranges do with a gather is done here under the lock of the table: nobody sees a changed entry before no CPU uses the old one, so
-//! nothing is counted, owned or noted (I8). For one page that is the quicker form; for several, one invalidation each is the slower one.
+//! nothing is counted, owned or noted (I9). For one page that is the quicker form; for several, one invalidation each is the slower one.
 
 use crate::change::{Protect, Rule};
 use crate::error::Error;
@@ -150,7 +150,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
         }
     }
 
-    /// Invalidates an entry that was `old` and is `new`, under its table's lock; and what a gather of others may have changed there and left (I4, I8).
+    /// Invalidates an entry that was `old` and is `new`, under its table's lock; and what a gather of others may have changed there and left (I4, I9).
     #[inline(always)]
     fn settle_entry<T: TableLevel>(
         &self,
