@@ -132,10 +132,8 @@ fn print_stages(stages: &Inside, objects: u32) {
     println!("  +look     free objects are looked for without the lock");
     println!("  +release  slabs to give back are chosen once after a batch of frees");
     println!("`shipped`: all, and malloc's arrays, which grow. `ratio`: +release by before.");
-    println!(
-        "`tid-list`: all, and arrays that are lists through the objects; `tid-list+cpu`: the same over"
-    );
-    println!("slabs for each CPU, the rival form.\n");
+    println!("`tid-list`: all, and arrays that are lists through the objects;");
+    println!("`tid-list+cpu`: the same over slabs for each CPU, the rival form.\n");
     for (what, title) in [("alloc", "allocations"), ("free", "frees")] {
         let title = format!("{objects} {title} on each CPU, nanoseconds");
         let rows = by_size(SHORT_SIZES, "stages", what);

@@ -44,13 +44,12 @@ pub(crate) fn pgtable(plan: &PgtablePlan) -> Result<()> {
     let jobs: Vec<Job> = JOBS.iter().filter(has).copied().collect();
     let tables = inside::measure(plan, &jobs)?;
     println!(
-        "x86-64 with 4 levels. Nanoseconds for each page, minimum/median of {} rounds; a ratio",
+        "x86-64 with 4 levels. Nanoseconds for each page, minimum/median of {} rounds;",
         plan.rounds
     );
-    println!(
-        "is by the better of the other crates. `quiet`: exclusive, and no CPU uses the table."
-    );
-    println!("`unasked`: shared, and nobody asks for accessed and dirty, as in the other crates.");
+    println!("a ratio is by the better of the other crates.");
+    println!("`quiet`: exclusive, and no CPU uses the table.");
+    println!("`unasked`: shared, nobody asks for accessed and dirty, as in other crates.");
     println!("`each`: a call for each page, one invalidation for all of them.");
     println!("Wanted: on ranges of 512 at most 0.33; on one page exclusive 1, shared 2.\n");
     for job in &jobs {

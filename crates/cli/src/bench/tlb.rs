@@ -16,8 +16,8 @@ const PARTS: &[Part] = &[Part { name: "tlb" }];
 pub(crate) fn tlb(plan: &Plan) -> Result<()> {
     chosen(plan, PARTS, |part| part.name)?;
     let counts = inside::measure(plan, &[Job::Invalidations])?;
-    println!("Invalidations on x86-64 with 4 levels, four CPUs using the page table: asked for;");
-    println!("on the CPU that asks; interrupts of the three others. Counted.\n");
+    println!("Invalidations on x86-64 with 4 levels, four CPUs using the page table:");
+    println!("asked for; on the CPU that asks; interrupts of the three others. Counted.\n");
     println!("{}", table(&counts));
     let units = "events per operation";
     finish(plan, "tlb", &[(&counts.field, &counts.results)], units)
