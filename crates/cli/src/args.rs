@@ -54,7 +54,7 @@ pub(crate) enum Command {
 
 /// Show the page tables in an image of a machine's memory, as ranges with flags.
 ///
-/// An image is an ELF core whose segments have physical addresses: what `flagstone sim conformance --image` and QEMU's
+/// An image is an ELF core whose segments have physical addresses: what `flagstone_sim::Machine::write_image` and QEMU's
 /// `dump-guest-memory` write. Both say where page tables begin; for other cores give --arch and --root.
 #[derive(Args, Debug)]
 pub(crate) struct PtdumpOptions {
