@@ -1,7 +1,7 @@
 //! Which machines to run on, what to run there, and the command that runs one of them again.
 
 use crate::args::ConformanceOptions;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use flagstone_conformance::sim::{Setup, Variant};
 use flagstone_conformance::{Mix, cases};
 use flagstone_pgtable::format::Arch;
@@ -97,7 +97,7 @@ pub(super) fn plans(options: &ConformanceOptions) -> Result<Vec<Plan>> {
         if name == "all" {
             arches.extend(Arch::ALL);
         } else {
-            arches.push(name.parse::<Arch>()?);
+            arches.push(name.parse::<Arch>().with_context(|| format!("{name:?}"))?);
         }
     }
     let mut plans = Vec::new();
