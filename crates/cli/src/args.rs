@@ -19,6 +19,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunOptions),
     Slabinfo(SlabinfoOptions),
+    Guard(GuardOptions),
     Ptdump(PtdumpOptions),
     /// Measure Flagstone beside its rivals, interleaved, in one run
     Bench {
@@ -50,6 +51,29 @@ pub(crate) enum Command {
         #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
         folder: Option<PathBuf>,
     },
+}
+
+/// Show what a process's sampled guard pages have met, or switch the sampling.
+///
+/// The process was started by `flagstone run --guard`. While it is off no allocation is sampled; objects that have guard pages
+/// already keep them.
+#[derive(Args, Debug)]
+pub(crate) struct GuardOptions {
+    /// The process
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u32,
+    /// Sample allocations, or do not; without it, what was met so far is shown
+    #[arg(value_enum)]
+    pub(crate) switch: Option<Switch>,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// Sample
+    On,
+    /// Do not sample
+    Off,
 }
 
 /// Show the page tables in an image of a machine's memory, as ranges with flags.
@@ -107,6 +131,11 @@ pub(crate) struct RunOptions {
     /// JSON if its name ends in .json; %p in the name becomes the process id)
     #[arg(long, value_name = "FILE|json", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub(crate) stats: Option<OsString>,
+
+    /// Give an allocation now and then pages of its own that can not be overrun or used after free unnoticed: one in each interval
+    /// (100 ms), among so many objects at most (255)
+    #[arg(long, value_name = "interval=MS,objects=N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub(crate) guard: Option<OsString>,
 
     /// Set a variable in the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]

@@ -3,6 +3,7 @@
 //! ```text
 //!   run        sets LD_PRELOAD to the shared library that this binary carries, and becomes PROGRAM
 //!   slabinfo   shows the object caches of a process or of a saved report
+//!   guard      shows and switches the sampled guard pages of a process
 //!   ptdump     shows the page tables in an image of a machine's memory
 //!   sim        runs page tables on simulated machines
 //!   bench      measures Flagstone beside its rivals
@@ -15,6 +16,7 @@
 
 mod args;
 mod bench;
+mod guard;
 mod library;
 mod live;
 mod manuals;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => return run::run(&options),
         Command::Slabinfo(options) => slabinfo::slabinfo(&options),
+        Command::Guard(options) => guard::guard(&options),
         Command::Ptdump(options) => ptdump::ptdump(&options),
         Command::Bench { experiment } => bench::bench(&experiment),
         Command::Sim {

@@ -74,6 +74,9 @@ fn start(options: &RunOptions) -> Result<std::convert::Infallible, Failure> {
     if let Some(stats) = &options.stats {
         command.env("FLAGSTONE_STATS", stats_setting(stats)?);
     }
+    if let Some(guard) = &options.guard {
+        command.env("FLAGSTONE_GUARD", guard);
+    }
     if of_program("FLAGSTONE_LIVE").is_none()
         && let Some(folder) = live::folder_for_programs()
     {

@@ -37,6 +37,7 @@ static STEPS: AtomicU32 = AtomicU32::new(0);
 #[inline]
 pub(crate) fn tick(caches: &Caches<Process>) {
     let now = caches.host().now();
+    crate::guard::tick(now);
     let next = NEXT.load(Ordering::Relaxed);
     if now.0 >= next
         && NEXT

@@ -14,7 +14,7 @@ use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
 use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap, usable_at};
 use crate::large::{self, LARGEST_RUN};
 use crate::process::{Process, fast, syscall};
-use crate::{ageing, direct, misuse};
+use crate::{ageing, direct, guard, misuse};
 
 /// Alignment that every allocation has, in bytes.
 pub const ALIGN: usize = GRANULE;
@@ -72,6 +72,9 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
         return null_mut();
     };
     ageing::tick(caches);
+    if let Some(object) = guarded(size, ALIGN) {
+        return object.as_ptr();
+    }
     if size <= LARGEST_OBJECT {
         return match caches.class_cache(classes::class_of(size)) {
             Some(cache) => or_null(caches.alloc(cache, FLAGS)),
@@ -102,6 +105,16 @@ fn allocate_large(
             large::allocate(caches, size)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// The allocation with guard pages around it, if this is one that is to have them.
+#[inline]
+fn guarded(size: usize, align: usize) -> Option<NonNull<u8>> {
+    if guard::is_armed() {
+        guard::sample(size, align)
+    } else {
+        None
     }
 }
 
@@ -159,6 +172,9 @@ fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
     let Ok(caches) = heap() else {
         return null_mut();
     };
+    if let Some(object) = guarded(size, align) {
+        return object.as_ptr();
+    }
     if let Some(class) = classes::aligned_class_of(size, align) {
         // The object of the whole class, so that its size finds the class again.
         return allocate(classes::SIZES[class] as usize);
@@ -200,6 +216,7 @@ fn usable_size_of_other(object: *mut u8) -> usize {
         Ok(Kind::Object(cache)) => cache.usable_size(),
         Ok(Kind::Run(frames)) => frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE,
         Ok(Kind::Direct(mapping)) => mapping.length,
+        Ok(Kind::Guarded(size)) => size,
         Err(error) => misuse::invalid(object, error),
     }
 }
@@ -209,9 +226,16 @@ enum Kind {
     Object(&'static flagstone_slab::Cache<Process>),
     Run(flagstone_types::PfnRange),
     Direct(direct::Mapping),
+    /// An object of so many bytes with guard pages around it.
+    Guarded(usize),
 }
 
 fn find(object: NonNull<u8>) -> Result<Kind, FreeError> {
+    match guard::find(object) {
+        None => {}
+        Some(guard::Guarded::Object { size }) => return Ok(Kind::Guarded(size)),
+        Some(guard::Guarded::Not) => return Err(FreeError::NotAllocated),
+    }
     let Some(caches) = caches() else {
         return Err(FreeError::Foreign);
     };
@@ -237,6 +261,9 @@ pub unsafe fn free_slow(object: *mut u8) {
     let Some(object) = NonNull::new(object) else {
         return;
     };
+    if guard::find(object).is_some() {
+        return guard::free(object);
+    }
     match (find(object), caches()) {
         // SAFETY: as promised.
         (Ok(Kind::Object(cache)), Some(caches)) => unsafe {
@@ -254,6 +281,7 @@ pub unsafe fn free_slow(object: *mut u8) {
                 misuse::invalid(object, FreeError::AlreadyFree);
             }
         }
+        (Ok(Kind::Guarded(_)), _) => guard::free(object),
         (Err(error), _) => misuse::invalid(object, error),
         (Ok(_), None) => misuse::invalid(object, FreeError::Foreign),
     }
@@ -303,6 +331,15 @@ unsafe fn reallocate_more(object: NonNull<u8>, size: usize) -> *mut u8 {
                 move_to(object, have, size)
             }
             Kind::Run(frames) => reallocate_run(object, frames, size),
+            Kind::Guarded(have) => {
+                // Always a new one, so that the old pointer is caught when it is used again.
+                let to = allocate(size);
+                if !to.is_null() {
+                    to.copy_from_nonoverlapping(object.as_ptr(), have.min(size));
+                    guard::free(object);
+                }
+                to
+            }
             Kind::Direct(mapping) => {
                 if size > LARGEST_RUN / 2
                     && let Ok(to) = direct::resize(mapping.address, size)

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use flagstone_host::classes::Fork;
 
 use crate::direct;
+use crate::guard;
 use crate::heap::caches;
 use crate::process::{Lock, Process};
 
@@ -56,6 +57,7 @@ unsafe extern "C" fn prepare() {
         caches.lock_for_fork();
     }
     direct::lock_for_fork();
+    guard::lock_for_fork();
     Process::start().prepare_fork();
 }
 
@@ -80,6 +82,9 @@ unsafe extern "C" fn child() {
             release();
         }
     }
+    if had_threads {
+        guard::after_fork();
+    }
     crate::live::after_fork(had_threads);
 }
 
@@ -88,6 +93,7 @@ unsafe extern "C" fn child() {
 unsafe fn release() {
     // SAFETY: as promised.
     unsafe {
+        guard::unlock_after_fork();
         direct::unlock_after_fork();
         if let Some(caches) = caches() {
             caches.unlock_after_fork();

@@ -98,6 +98,9 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
             fork::register();
             publish_places(caches);
             crate::live::begin();
+            if let Some(guard) = &caches.host().settings().guard {
+                crate::guard::start(guard);
+            }
             Ok(caches)
         }
         Err(error) => {
@@ -125,6 +128,10 @@ fn publish_places(caches: &Caches<Process>) {
             USABLE[tag].store(cache.usable_size() as u32, Ordering::Relaxed);
         }
     }
+    fill_places(caches);
+}
+
+fn fill_places(caches: &Caches<Process>) {
     let place = |class: u8| {
         let tag = caches
             .class_cache(class as usize)
@@ -136,6 +143,21 @@ fn publish_places(caches: &Caches<Process>) {
     }
     for (slot, class) in PLACES.coarse.iter().zip(COARSE) {
         slot.store(place(class), Ordering::Relaxed);
+    }
+}
+
+/// Makes the fast paths find no array for any size, so that allocations come to the slow path: [`restore_places`] undoes it. Frees go on as they
+/// are.
+pub(crate) fn withdraw_places() {
+    for place in PLACES.fine.iter().chain(&PLACES.coarse) {
+        place.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Has the fast paths find their arrays again.
+pub(crate) fn restore_places() {
+    if let Some(caches) = caches() {
+        fill_places(caches);
     }
 }
 

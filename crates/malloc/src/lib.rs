@@ -11,6 +11,7 @@ pub mod entry;
 mod fork;
 mod global;
 mod growth;
+pub mod guard;
 pub mod heap;
 mod hot;
 pub mod known;

@@ -28,8 +28,18 @@ pub struct LiveHeader {
     pub length: AtomicU32,
     /// The process.
     pub pid: AtomicU32,
-    /// Not used.
-    pub reserved: AtomicU32,
+    /// Written by tools: [`GUARD_OFF`].
+    pub control: AtomicU32,
+}
+
+/// A bit of [`LiveHeader::control`]: no allocation is sampled for guard pages while it is set.
+pub const GUARD_OFF: u32 = 1;
+
+/// Whether a tool has switched sampling for guard pages off.
+pub(crate) fn is_guard_off() -> bool {
+    // SAFETY: mapped as long as the process, or null.
+    unsafe { LIVE.load(Ordering::Acquire).as_ref() }
+        .is_some_and(|header| header.control.load(Ordering::Relaxed) & GUARD_OFF != 0)
 }
 
 /// The first eight bytes of a live file: `FLAGSTN1`.

@@ -205,7 +205,26 @@ pub fn write_json(caches: &Caches<Process>, out: &mut dyn fmt::Write) -> fmt::Re
         }
     });
     result?;
-    out.write_str("],\"vmstat\":{")?;
+    out.write_str("],")?;
+    if let Some(guard) = &host.settings().guard
+        && crate::guard::is_on()
+    {
+        let seen = crate::guard::statistics();
+        write!(
+            out,
+            "\"guard\":{{\"interval_ns\":{},\"objects\":{},\"allocated\":{},\"total_allocations\":{},\
+             \"total_frees\":{},\"total_bugs\":{},\"skipped_full\":{},\"skipped_covered\":{}}},",
+            guard.interval.0,
+            guard.objects,
+            seen.allocated,
+            seen.total_allocations,
+            seen.total_frees,
+            seen.total_bugs,
+            seen.skipped_full,
+            seen.skipped_covered,
+        )?;
+    }
+    out.write_str("\"vmstat\":{")?;
     for (n, event) in Event::ALL.iter().enumerate() {
         let comma = if n == 0 { "" } else { "," };
         write!(out, "{comma}\"{}\":{}", event.name(), host.counted(*event))?;

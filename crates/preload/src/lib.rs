@@ -10,6 +10,7 @@
 //! | `cxx.rs` | C++ `operator delete`, and `operator new` that does not throw |
 //! | `limits.rs` | `setrlimit`, `prlimit`: a lower limit of address space makes the heap's reservation smaller |
 //! | `vfork.rs` | `vfork`: per-CPU arrays are stopped while a child shares the memory |
+//! | `signals.rs` | `sigaction`, `signal`: faults in guard pages are told from the program's own |
 //! | `caches.rs` | object caches: `flagstone.h` |
 #![cfg_attr(panic = "abort", no_std)]
 #![allow(
@@ -21,6 +22,7 @@ mod caches;
 mod cxx;
 mod limits;
 mod memory;
+mod signals;
 mod statistics;
 mod vfork;
 

@@ -5,7 +5,9 @@
 
 use core::fmt;
 
-use flagstone_types::Bytes;
+use flagstone_types::{Bytes, Nanos};
+
+use crate::guard::{GuardParams, MOST_OBJECTS};
 
 /// How per-CPU arrays are made indivisible, as asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct Settings {
     pub retain: Option<Bytes>,
     /// Whether to say at start which mode is in use (`FLAGSTONE_VERBOSE=1`).
     pub verbose: bool,
+    /// Sampled guard pages (`FLAGSTONE_GUARD=1` or `interval=MS,objects=N`); `None` for none.
+    pub guard: Option<GuardParams>,
     stats: [u8; LONGEST_STATS],
     stats_length: Option<u16>,
     live: [u8; LONGEST_STATS],
@@ -48,6 +52,7 @@ impl Settings {
         array: ArrayChoice::Auto,
         retain: None,
         verbose: false,
+        guard: None,
         stats: [0; LONGEST_STATS],
         stats_length: None,
         live: [0; LONGEST_STATS],
@@ -125,6 +130,14 @@ impl Settings {
                 b"1" => self.verbose = true,
                 _ => return Err(Refused::Malformed("0 or 1")),
             },
+            b"GUARD" => match guard(value) {
+                Some(guard) => self.guard = guard,
+                None => {
+                    return Err(Refused::Malformed(
+                        "0, 1, or a list of interval=MS and objects=1..65535",
+                    ));
+                }
+            },
             b"STATS" => keep(value, &mut self.stats, &mut self.stats_length)?,
             b"LIVE" => keep(value, &mut self.live, &mut self.live_length)?,
             // Of the tests, which run programs under the library.
@@ -158,6 +171,28 @@ fn decimal(text: &[u8]) -> Option<usize> {
         let digit = b.is_ascii_digit().then(|| (b - b'0') as usize)?;
         n.checked_mul(10)?.checked_add(digit)
     })
+}
+
+/// The value of `FLAGSTONE_GUARD`.
+fn guard(text: &[u8]) -> Option<Option<GuardParams>> {
+    match text {
+        b"0" | b"" => return Some(None),
+        b"1" => return Some(Some(GuardParams::DEFAULT)),
+        _ => {}
+    }
+    let mut params = GuardParams::DEFAULT;
+    for item in text.split(|b| *b == b',') {
+        if let Some(value) = item.strip_prefix(b"interval=") {
+            let ms = decimal(value).filter(|ms| *ms <= 86_400_000)?;
+            params.interval = Nanos(ms as u64 * 1_000_000);
+        } else if let Some(value) = item.strip_prefix(b"objects=") {
+            params.objects =
+                decimal(value).filter(|n| (1..=MOST_OBJECTS as usize).contains(n))? as u32;
+        } else {
+            return None;
+        }
+    }
+    Some(Some(params))
 }
 
 fn size(text: &[u8]) -> Option<Bytes> {
