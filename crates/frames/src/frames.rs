@@ -5,11 +5,11 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::Reclaimer;
 use crate::buddy::End;
 use crate::page::{Page, PageKind, Place, State};
 use crate::watermark::{self, MinFree};
 use crate::zone::{ZoneState, page_of};
+use crate::{Reclaimer, ReportLimit};
 use flagstone_host::{Host, MemRange};
 use flagstone_types::{AllocError, MigrateType, Nid, Pfn, PfnRange, Zone};
 
@@ -34,6 +34,7 @@ pub struct Frames<H: Host> {
     pub(crate) next_release: AtomicU64,
     /// Goes up when a size changes that watermarks depend on.
     sizes: AtomicU32,
+    pub(crate) reports: ReportLimit,
     reclaimer: UnsafeCell<Option<NonNull<dyn Reclaimer<H>>>>,
     /// 0: no reclaimer; 1: being set; 2: set, and never changed again.
     reclaimer_set: AtomicU8,
@@ -92,6 +93,7 @@ impl<H: Host> Frames<H> {
             min_free: MinFree::new(),
             next_release: AtomicU64::new(0),
             sizes: AtomicU32::new(0),
+            reports: ReportLimit::new(),
             reclaimer: UnsafeCell::new(None),
             reclaimer_set: AtomicU8::new(0),
         };

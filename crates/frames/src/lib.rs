@@ -24,6 +24,7 @@ mod block;
 mod buddy;
 mod device;
 mod extent;
+mod failure;
 mod fork;
 mod frames;
 mod head;
@@ -45,6 +46,7 @@ mod tests;
 
 pub use block::{PageBlock, PageRun};
 pub use device::{DeviceMemory, DeviceRequest, MemmapHome};
+pub use failure::{PageFailure, ReportLimit};
 pub use frames::Frames;
 pub use memmap::{
     MemmapInfo, MemmapRow, MemmapTable, NotShared, memmap_of_compound, memmap_sharing,

@@ -4,9 +4,9 @@
 //! directly, again while that gains pages; take back what lies in page lists and what is set apart for atomic
 //! callers; fail as a value. No lock is held while the reclaimer runs (L1).
 
-use crate::Frames;
 use crate::alloc::{Got, Want};
 use crate::watermark::{Level, Mark};
+use crate::{Frames, PageFailure};
 use flagstone_host::{Event, Host};
 use flagstone_types::{AllocError, Gfp, MigrateType};
 
@@ -74,6 +74,11 @@ impl<H: Host> Frames<H> {
                     waits = waits.saturating_add(1);
                 }
             } else if gained == 0 || round >= rounds || gfp.contains(Gfp::NORETRY) {
+                self.report_failure(&PageFailure {
+                    order: want.order.get(),
+                    gfp,
+                    nid: want.prefer,
+                });
                 return Err(AllocError::OutOfMemory);
             }
         }

@@ -82,7 +82,7 @@ pub struct Caches<H: Host> {
     /// The cache that further caches' own structures come from.
     pub(crate) cache_cache: Option<NonNull<Cache<H>>>,
     pub(crate) kmalloc: Kmalloc<H>,
-    pub(crate) reports: crate::oom::ReportLimit,
+    pub(crate) reports: flagstone_frames::ReportLimit,
     pub(crate) refusals: Refusals,
 }
 
@@ -171,7 +171,7 @@ impl<H: Host> Caches<H> {
                 list: lock_api::Mutex::new(CacheList::new()),
                 cache_cache: None,
                 kmalloc: Kmalloc::new(&host, kmalloc)?,
-                reports: crate::oom::ReportLimit::new(),
+                reports: flagstone_frames::ReportLimit::new(),
                 refusals: Refusals::new(),
             });
             &mut *place.as_ptr()

@@ -52,7 +52,8 @@ impl<H: Host> Caches<H> {
             }
             None => None,
         };
-        let mut flags = (gfp - NOT_FOR_PAGES - Gfp::DMA) | cache.gfp;
+        // Who asked reports, if nothing else helps.
+        let mut flags = (gfp - NOT_FOR_PAGES - Gfp::DMA) | cache.gfp | Gfp::NOWARN;
         if layout.order.get() > 0 {
             flags |= Gfp::COMP;
         }

@@ -1,7 +1,7 @@
 //! What is said when something is wrong with a request: invalid flags (S9), no memory.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
+use flagstone_frames::PageFailure;
 use flagstone_host::{Host, Level};
 use flagstone_types::{Gfp, Nid};
 
@@ -41,7 +41,9 @@ pub struct OutOfMemory<'a> {
     pub gfp: Gfp,
     /// The cache.
     pub cache: &'a str,
-    /// Bytes of an object with its padding.
+    /// Bytes of an object as asked for.
+    pub object_size: usize,
+    /// Bytes from one object to the next.
     pub size: usize,
     /// The order of its slabs.
     pub order: u32,
@@ -53,6 +55,7 @@ impl fmt::Display for OutOfMemory<'_> {
             nid,
             gfp,
             cache,
+            object_size,
             size,
             order,
         } = self;
@@ -61,7 +64,10 @@ impl fmt::Display for OutOfMemory<'_> {
             "SLAB: Unable to allocate memory on node {nid}, gfp={:#x}({gfp})",
             gfp.bits()
         )?;
-        write!(f, "  cache: {cache}, object size: {size}, order: {order}")
+        write!(
+            f,
+            "  cache: {cache}, object size: {object_size}, buffer size: {size}, order: {order}"
+        )
     }
 }
 
@@ -91,44 +97,9 @@ impl fmt::Display for NodeUse {
         } = self;
         write!(
             f,
-            "  node {nid}: slabs: {active_slabs}/{slabs}, objs: {active_objects}/{objects}"
+            "  node {nid}: slabs: {active_slabs}/{slabs}, objs: {active_objects}/{objects}, free: {}",
+            objects - active_objects
         )
-    }
-}
-
-/// At most so many reports in an interval.
-pub(crate) struct ReportLimit {
-    /// When the interval began, in nanoseconds; the low bits count the reports in it.
-    state: AtomicU64,
-}
-
-const INTERVAL: u64 = 5_000_000_000;
-const BURST: u64 = 10;
-const COUNT_BITS: u32 = 8;
-
-impl ReportLimit {
-    pub(crate) const fn new() -> Self {
-        Self {
-            state: AtomicU64::new(0),
-        }
-    }
-
-    /// Whether a report may be made at time `now`.
-    pub(crate) fn admits(&self, now: u64) -> bool {
-        let now = now >> COUNT_BITS << COUNT_BITS;
-        self.state
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
-                let (began, count) = (
-                    state >> COUNT_BITS << COUNT_BITS,
-                    state & ((1 << COUNT_BITS) - 1),
-                );
-                if count == 0 || now.saturating_sub(began) >= INTERVAL {
-                    Some(now | 1)
-                } else {
-                    (count < BURST).then_some(state + 1)
-                }
-            })
-            .is_ok()
     }
 }
 
@@ -173,6 +144,7 @@ impl<H: Host> Caches<H> {
             nid,
             gfp,
             cache: cache.name(),
+            object_size: cache.object_size(),
             size: cache.layout.size as usize,
             order: cache.layout.order.get(),
         };
@@ -181,6 +153,12 @@ impl<H: Host> Caches<H> {
             let usage = self.node_use(cache, node);
             host.log(Level::Warning, format_args!("{usage}"));
         }
+        // What there was of pages; growth itself asks for them quietly.
+        self.frames.report_failure(&PageFailure {
+            order: cache.layout.order.get(),
+            gfp,
+            nid,
+        });
     }
 
     /// Slabs and objects of one node of a cache.
@@ -218,13 +196,5 @@ mod tests {
             "Unexpected gfp: 0x2 (__GFP_HIGHMEM). Fixing up to gfp: 0x24000c0 (GFP_KERNEL). \
              Fix your code!"
         );
-    }
-
-    #[test]
-    fn reports_are_limited_by_interval() {
-        let limit = ReportLimit::new();
-        let admitted = (0..100).filter(|_| limit.admits(1_000_000)).count();
-        assert_eq!(admitted as u64, BURST);
-        assert!(limit.admits(1_000_000 + INTERVAL + 1000));
     }
 }

@@ -3,7 +3,7 @@
 use super::{GFP, frames, order};
 use crate::Frames;
 use flagstone_seeded::{Builder, Machine};
-use flagstone_types::{Nid, Zone};
+use flagstone_types::{Gfp, Nid, Zone};
 use std::string::ToString;
 
 fn two_nodes() -> Machine<12, 10> {
@@ -131,4 +131,40 @@ fn zoneinfo_is_linuxs() {
       start_pfn:           10240
     ");
     f.free_pages(block);
+}
+
+#[test]
+fn a_failure_is_reported_with_what_each_zone_has() {
+    let m = two_nodes();
+    let f = frames(&m);
+    f.set_min_free(Some(64));
+    m.set_backtrace(&[0xffff_ffff_8110_1234]);
+    let mut hogs = std::vec::Vec::new();
+    let quiet = GFP | Gfp::NOWARN | Gfp::THISNODE;
+    while let Ok(block) = f.alloc_pages(quiet, order(3), Some(Nid(0))) {
+        hogs.push(block);
+    }
+    assert!(m.messages().is_empty(), "nothing is said of quiet requests");
+    f.alloc_pages(GFP | Gfp::THISNODE, order(4), Some(Nid(0)))
+        .unwrap_err();
+    let lines: std::vec::Vec<_> = m.messages().into_iter().map(|(_, line)| line).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    page allocation failure: order:4, mode:0x2040000(__GFP_THISNODE|__GFP_KSWAPD_RECLAIM), node:0
+     [<ffffffff81101234>]
+    Node 0 DMA free:96kB min:32kB low:40kB high:48kB reserved_highatomic:0kB managed:4000kB free_pcp:0kB
+    lowmem_reserve[]: 0 0 16 16 16
+    Node 0 DMA: 0*4kB 0*8kB 0*16kB 1*32kB (U) 1*64kB (U) 0*128kB 0*256kB 0*512kB 0*1024kB 0*2048kB 0*4096kB = 96kB
+    Node 0 Normal free:160kB min:144kB low:180kB high:216kB reserved_highatomic:0kB managed:16384kB free_pcp:0kB
+    lowmem_reserve[]: 0 0 0 0 0
+    Node 0 Normal: 0*4kB 0*8kB 0*16kB 1*32kB (U) 0*64kB 1*128kB (U) 0*256kB 0*512kB 0*1024kB 0*2048kB 0*4096kB = 160kB
+    Node 1 Normal free:8220kB min:72kB low:88kB high:104kB reserved_highatomic:0kB managed:8220kB free_pcp:0kB
+    lowmem_reserve[]: 0 0 0 0 0
+    Node 1 Normal: 1*4kB (M) 1*8kB (M) 1*16kB (M) 0*32kB 0*64kB 0*128kB 0*256kB 0*512kB 0*1024kB 0*2048kB 2*4096kB (M) = 8220kB
+    ");
+    let said = m.messages().len();
+    for _ in 0..50 {
+        f.alloc_pages(GFP | Gfp::THISNODE, order(4), Some(Nid(0)))
+            .unwrap_err();
+    }
+    assert_eq!(m.messages().len(), 10 * said, "ten reports and no more");
 }

@@ -143,7 +143,7 @@ fn a_lack_of_memory_is_reported_and_not_more_often_than_ten_times_in_five_second
     let order = handle.layout().order;
     for (nid, slabs) in [(Nid(0), 4), (Nid(1), 2)] {
         let mut hogs = Vec::new();
-        let flags = Gfp::KERNEL | Gfp::THISNODE;
+        let flags = Gfp::KERNEL | Gfp::THISNODE | Gfp::NOWARN;
         while let Ok(block) = caches.frames().alloc_pages(flags, order, Some(nid)) {
             hogs.push(block);
         }
@@ -160,9 +160,16 @@ fn a_lack_of_memory_is_reported_and_not_more_often_than_ten_times_in_five_second
     caches.alloc(&handle, Gfp::KERNEL).unwrap_err();
     insta::assert_snapshot!(text_of(&machine), @r#"
     Warning: SLAB: Unable to allocate memory on node 0, gfp=0x24000c0(GFP_KERNEL)
-      cache: hungry, object size: 3000, order: 1
-    Warning:   node 0: slabs: 4/4, objs: 8/8
-    Warning:   node 1: slabs: 2/2, objs: 4/4
+      cache: hungry, object size: 3000, buffer size: 3000, order: 1
+    Warning:   node 0: slabs: 4/4, objs: 8/8, free: 0
+    Warning:   node 1: slabs: 2/2, objs: 4/4, free: 0
+    Warning: page allocation failure: order:1, mode:0x24000c0(GFP_KERNEL), node:0
+    Warning: Node 0 Normal free:4kB min:0kB low:0kB high:0kB reserved_highatomic:0kB managed:256kB free_pcp:0kB
+    lowmem_reserve[]: 0 0 0 0 0
+    Node 0 Normal: 1*4kB (U) 0*8kB 0*16kB 0*32kB 0*64kB 0*128kB 0*256kB = 4kB
+    Warning: Node 1 Normal free:0kB min:0kB low:0kB high:0kB reserved_highatomic:0kB managed:256kB free_pcp:0kB
+    lowmem_reserve[]: 0 0 0 0 0
+    Node 1 Normal: 0*4kB 0*8kB 0*16kB 0*32kB 0*64kB 0*128kB 0*256kB = 0kB
     "#);
     for _ in 0..50 {
         caches.alloc(&handle, Gfp::KERNEL).unwrap_err();
