@@ -181,6 +181,34 @@ impl Image {
     }
 }
 
+/// Where the part of a loaded segment that its file fills, and that `address` is in, ends; `None` if it is in none, or no header is at
+/// `base`.
+///
+/// # Safety
+/// The eight bytes at `base` can be read; if they are an object's header, P4 holds for it, and `bias` is what was added to its addresses.
+pub(super) unsafe fn end_of_segment(base: usize, bias: usize, address: usize) -> Option<usize> {
+    // SAFETY: promised.
+    let magic = unsafe { (base as *const [u8; 5]).read() };
+    if magic != *b"\x7fELF\x02" {
+        return None;
+    }
+    // SAFETY: P4, a mapped object begins with its header.
+    let header = unsafe { &*(base as *const Header) };
+    if header.segment_size as usize != size_of::<Segment>() {
+        return None;
+    }
+    let count = header.segment_count as usize;
+    // SAFETY: P4, the program headers are part of the first mapping.
+    let segments =
+        unsafe { core::slice::from_raw_parts((base + header.segments) as *const Segment, count) };
+    segments
+        .iter()
+        .filter(|segment| segment.kind == PT_LOAD)
+        .map(|segment| (bias.wrapping_add(segment.address), segment.file_size))
+        .find(|(start, size)| address.wrapping_sub(*start) < *size)
+        .map(|(start, size)| start + size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@
 //!   grace · lock · counters · clock · cpu_number · entropy · log
 //!                                                              small services
 //!   topology · settings · startup · rseq_symbols · elf         what the process finds when it starts
+//!   unwind                                                     call stacks
 //!   syscall                                                    the kernel
 //! ```
 //!
@@ -39,6 +40,7 @@ pub(crate) mod syscall;
 mod topology;
 mod touched;
 mod transaction;
+pub mod unwind;
 
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
@@ -413,8 +415,13 @@ impl<F: ArrayForm> Log for ProcessWith<F> {
     }
 }
 
-/// Frames of foreign code can not be walked safely without its unwind tables, so no call stack is told.
-impl<F: ArrayForm> Backtrace for ProcessWith<F> {}
+impl<F: ArrayForm> Backtrace for ProcessWith<F> {
+    // Inlined, so that the first address is that of the call of this.
+    #[inline(always)]
+    fn backtrace(&self, into: &mut [usize]) -> usize {
+        unwind::backtrace(into)
+    }
+}
 
 impl<F: ArrayForm> Count for ProcessWith<F> {
     fn count(&self, event: Event, n: u64) {

@@ -25,6 +25,12 @@ unsafe extern "C" {
     static _r_debug: DebuggerInterface;
 }
 
+/// Where the stack of the program's first thread ends, at the block that the kernel put there (P2).
+pub(super) fn stack_end() -> usize {
+    // SAFETY: P2; the loader sets the pointer before anything else runs.
+    unsafe { (&raw const __libc_stack_end).read_volatile() }.addr()
+}
+
 /// What the loader tells debuggers (System V ABI, `struct r_debug`).
 #[repr(C)]
 struct DebuggerInterface {
