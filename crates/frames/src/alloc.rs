@@ -105,6 +105,9 @@ impl<H: Host> Frames<H> {
 
     #[inline]
     pub(crate) fn obtain(&self, want: &Want, gfp: Gfp) -> Result<Got, AllocError> {
+        if self.fail_page_alloc().is_armed() && self.is_to_fail(want, gfp) {
+            return Err(AllocError::OutOfMemory);
+        }
         let mark = Mark {
             level: Level::Low,
             high: false,
@@ -114,6 +117,16 @@ impl<H: Host> Frames<H> {
             Some(got) => Ok(got),
             None => self.obtain_under_shortage(want, gfp),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn is_to_fail(&self, want: &Want, gfp: Gfp) -> bool {
+        let (bytes, order) = (want.pages << H::PAGE_SHIFT, want.order.get());
+        !gfp.contains(Gfp::NOFAIL)
+            && self
+                .fail_page_alloc()
+                .fails(self.host(), bytes, order, gfp.may_sleep())
     }
 
     /// One walk over the zones.

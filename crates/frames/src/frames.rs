@@ -9,7 +9,7 @@ use crate::buddy::End;
 use crate::page::{Page, PageKind, Place, State};
 use crate::watermark::{self, MinFree};
 use crate::zone::{ZoneState, page_of};
-use crate::{Reclaimer, ReportLimit};
+use crate::{FaultPoint, Reclaimer, ReportLimit};
 use flagstone_host::{Host, MemRange};
 use flagstone_types::{AllocError, MigrateType, Nid, Pfn, PfnRange, Zone};
 
@@ -35,6 +35,7 @@ pub struct Frames<H: Host> {
     /// Goes up when a size changes that watermarks depend on.
     sizes: AtomicU32,
     pub(crate) reports: ReportLimit,
+    fail_page_alloc: FaultPoint,
     reclaimer: UnsafeCell<Option<NonNull<dyn Reclaimer<H>>>>,
     /// 0: no reclaimer; 1: being set; 2: set, and never changed again.
     reclaimer_set: AtomicU8,
@@ -94,6 +95,7 @@ impl<H: Host> Frames<H> {
             next_release: AtomicU64::new(0),
             sizes: AtomicU32::new(0),
             reports: ReportLimit::new(),
+            fail_page_alloc: FaultPoint::new("fail_page_alloc"),
             reclaimer: UnsafeCell::new(None),
             reclaimer_set: AtomicU8::new(0),
         };
@@ -110,6 +112,12 @@ impl<H: Host> Frames<H> {
     #[must_use]
     pub fn host(&self) -> H {
         self.host
+    }
+
+    /// Where requests for pages can be made to fail (`fail_page_alloc`). Requests with [`flagstone_types::Gfp::NOFAIL`] are not asked about.
+    #[must_use]
+    pub const fn fail_page_alloc(&self) -> &FaultPoint {
+        &self.fail_page_alloc
     }
 
     pub(crate) fn nodes(&self) -> u32 {

@@ -28,6 +28,7 @@ mod failure;
 mod fork;
 mod frames;
 mod head;
+mod inject;
 mod memmap;
 mod migrate;
 mod page;
@@ -48,6 +49,7 @@ pub use block::{PageBlock, PageRun};
 pub use device::{DeviceMemory, DeviceRequest, MemmapHome};
 pub use failure::{PageFailure, ReportLimit};
 pub use frames::Frames;
+pub use inject::{BadAttr, FaultAttr, FaultCount, FaultPoint, glob};
 pub use memmap::{
     MemmapInfo, MemmapRow, MemmapTable, NotShared, memmap_of_compound, memmap_sharing,
 };

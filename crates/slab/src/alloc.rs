@@ -8,6 +8,7 @@ use flagstone_types::{AllocError, CpuId, Gfp, Nid};
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::node::{Node, Strays};
+use crate::unarrayed::Reasons;
 
 /// Objects that move through the stack at once between slabs and an array.
 pub(crate) const CHUNK: usize = Strays::MOST;
@@ -114,7 +115,11 @@ impl<H: Host> Caches<H> {
         if nid == self.host().current_node() && !gfp.contains(Gfp::THISNODE) {
             return self.alloc(cache, gfp);
         }
-        let object = self.alloc_from_nodes(cache, self.fix_up(gfp), nid)?;
+        let gfp = self.fix_up(gfp);
+        if self.is_to_fail(cache, gfp) {
+            return Err(AllocError::OutOfMemory);
+        }
+        let object = self.alloc_from_nodes(cache, gfp, nid)?;
         if gfp.contains(Gfp::ZERO) {
             // SAFETY: the object is ours.
             unsafe { cache.clear(object) };
@@ -130,6 +135,19 @@ impl<H: Host> Caches<H> {
     #[inline(never)]
     pub fn alloc_slow(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
         let gfp = self.fix_up(gfp);
+        if cache.reasons.has(Reasons::INJECT | Reasons::PLACE) {
+            if self.is_to_fail(cache, gfp) {
+                return Err(AllocError::OutOfMemory);
+            }
+            if let Some(policy) = self.machine_policy() {
+                return self.alloc_by_machine(cache, gfp, policy);
+            }
+        }
+        self.alloc_here(cache, gfp)
+    }
+
+    /// An object from the node that this runs on, or the nearest to it, by way of the CPU's array.
+    pub(crate) fn alloc_here(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
         let nid = self.host().current_node();
         let node = cache.node(nid);
         self.host().count(Event::SlabRefill, 1);
@@ -300,7 +318,7 @@ impl<H: Host> Caches<H> {
     }
 
     /// One object, past the arrays: from `nid`, or, unless the flags forbid it, from the nearest node that has one.
-    fn alloc_from_nodes(
+    pub(crate) fn alloc_from_nodes(
         &self,
         cache: &Cache<H>,
         gfp: Gfp,

@@ -14,6 +14,7 @@ use crate::node::Node;
 use crate::random::Sequence;
 use crate::record::Record;
 use crate::slot::CpuSlabs;
+use crate::unarrayed::Reasons;
 
 /// Runs once on every object of a new slab.
 pub type Constructor = unsafe fn(NonNull<u8>);
@@ -54,8 +55,10 @@ pub(crate) struct Name {
 }
 
 impl Name {
+    pub(crate) const LONGEST: usize = 31;
+
     pub(crate) fn new(name: &str) -> Self {
-        let mut len = name.len().min(31);
+        let mut len = name.len().min(Self::LONGEST);
         while !name.is_char_boundary(len) {
             len -= 1;
         }
@@ -98,6 +101,8 @@ pub struct Cache<H: Host> {
     pub(crate) batch: AtomicU32,
     /// The limit that a CPU's array gets when it is first used; 0 while arrays are switched off.
     pub(crate) limit: AtomicU32,
+    /// Why it is without arrays.
+    pub(crate) reasons: Reasons,
     /// What `limit` is while arrays are on; 0 for a cache that must see every object.
     pub(crate) first_limit: u32,
     pub(crate) capacity: u32,

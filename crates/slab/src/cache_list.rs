@@ -4,11 +4,16 @@ use core::ptr::{NonNull, null_mut};
 use flagstone_host::Host;
 
 use crate::cache::{Cache, CacheLinks};
+use crate::inject::Pattern;
 
 /// The list of caches, newest first.
 pub(crate) struct CacheList<H: Host> {
     first: *mut Cache<H>,
     count: usize,
+    /// The names of the caches whose allocations can be made to fail.
+    pub(crate) inject: Pattern,
+    /// Whether objects are placed by a policy of the machine.
+    pub(crate) placed: bool,
 }
 
 // SAFETY: the caches on the list are `Sync` and reached under the list's lock.
@@ -19,6 +24,8 @@ impl<H: Host> CacheList<H> {
         Self {
             first: null_mut(),
             count: 0,
+            inject: None,
+            placed: false,
         }
     }
 

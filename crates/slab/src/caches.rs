@@ -5,8 +5,8 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicU32, Ordering};
-use flagstone_frames::Frames;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use flagstone_frames::{FaultPoint, Frames};
 use flagstone_host::{ArrayParams, CpuCache, Host, Mutex, classes};
 use flagstone_types::{AllocError, Gfp, Nid};
 
@@ -16,10 +16,12 @@ use crate::cache_list::CacheList;
 use crate::kmalloc::{Kmalloc, KmallocClass};
 use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
 use crate::node::Node;
+use crate::placement::NumaPolicy;
 use crate::random::Sequence;
 use crate::refusal::Refusals;
 use crate::slot::CpuSlabs;
 use crate::tuning::{ArrayTuning, Improvements, Policy};
+use crate::unarrayed::Reasons;
 
 /// What a cache is made with.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +86,9 @@ pub struct Caches<H: Host> {
     pub(crate) kmalloc: Kmalloc<H>,
     pub(crate) reports: flagstone_frames::ReportLimit,
     pub(crate) refusals: Refusals,
+    pub(crate) failslab: FaultPoint,
+    /// How objects are placed for who says nothing; null: where they are asked for. Never taken away again.
+    pub(crate) policy_of_machine: AtomicPtr<NumaPolicy>,
 }
 
 // SAFETY: caches are `Sync`, the pointers to them are constant after boot.
@@ -173,6 +178,8 @@ impl<H: Host> Caches<H> {
                 kmalloc: Kmalloc::new(&host, kmalloc)?,
                 reports: flagstone_frames::ReportLimit::new(),
                 refusals: Refusals::new(),
+                failslab: FaultPoint::new("failslab"),
+                policy_of_machine: AtomicPtr::new(null_mut()),
             });
             &mut *place.as_ptr()
         };
@@ -444,6 +451,7 @@ impl<H: Host> Caches<H> {
                 object_size: params.size as u32,
                 batch: AtomicU32::new(batch),
                 limit: AtomicU32::new(limit),
+                reasons: Reasons::new(0),
                 first_limit: limit,
                 capacity,
                 gfp: if params.flags.dma {
@@ -480,7 +488,11 @@ impl<H: Host> Caches<H> {
                 owner: NonNull::from(self),
             });
         }
-        self.lock_list().link(cache);
+        let mut list = self.lock_list();
+        // SAFETY: nobody else reaches the cache before it is on the list.
+        unsafe { (*cache.as_ptr()).begin_unarrayed(&list) };
+        list.link(cache);
+        drop(list);
         Ok(CacheHandle {
             caches: self,
             cache,

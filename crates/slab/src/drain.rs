@@ -1,7 +1,6 @@
 //! Giving back: draining arrays, shrinking a cache, the reaper.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 use flagstone_host::{CpuCache, Event, Host};
 use flagstone_types::CpuId;
 
@@ -101,7 +100,7 @@ impl<H: Host> Caches<H> {
     }
 
     /// Empties the shared arrays and the alien caches of every node into the slabs.
-    fn drain_nodes(&self, cache: &Cache<H>) -> usize {
+    pub(crate) fn drain_nodes(&self, cache: &Cache<H>) -> usize {
         let mut released = 0;
         for node in cache.each_node() {
             for to in cache.each_node() {
@@ -253,41 +252,5 @@ impl<H: Host> Caches<H> {
             out += self.node_use(cache, node).active_objects;
         }
         out
-    }
-
-    /// Switches the arrays of a cache off (every allocation and free then takes the slow path and sees the slabs), or on again; a
-    /// cache that must see every object stays without. Waits for a grace period: called with no lock held, outside of read-side sections.
-    /// `false` if the host can not stop its arrays; nothing has changed then.
-    pub fn set_arrays(&self, cache: &Cache<H>, on: bool) -> bool {
-        let host = self.host();
-        // One at a time: the limits of all CPUs must end up as the last call says.
-        let list = self.lock_list();
-        let Some(stopped) = host.stop_arrays() else {
-            return false;
-        };
-        if on {
-            cache.limit.store(cache.first_limit, Ordering::SeqCst);
-            return true;
-        }
-        cache.limit.store(0, Ordering::SeqCst);
-        drop((stopped, list));
-        // Who read the old limit before has set it when this is over (`set_array_limit`); who reads later finds 0.
-        host.synchronize();
-        let _list = self.lock_list();
-        if cache.limit.load(Ordering::SeqCst) != 0 {
-            return true; // somebody has switched them on again
-        }
-        let Some(stopped) = host.stop_arrays() else {
-            cache.limit.store(cache.first_limit, Ordering::SeqCst);
-            return false;
-        };
-        for cpu in 0..host.possible_cpus() {
-            cache.array.set_limit(CpuId(cpu), 0);
-        }
-        // The empty ones too: only a drain keeps a section that read the old limit from putting something in (host A5, A6).
-        self.drain_cpus(&stopped, cache, 0..host.possible_cpus());
-        drop(stopped);
-        self.drain_nodes(cache);
-        true
     }
 }

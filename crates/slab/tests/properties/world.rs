@@ -171,9 +171,10 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
             }
             Op::Place { cache, how, mask } => {
                 let Some(at) = self.pick(cache) else { return };
-                let mask = NodeMask(mask >> (how >> 2));
-                let placement = match how & 3 {
+                let mask = NodeMask(mask >> (how >> 3));
+                let placement = match how & 7 {
                     0 => Placement::Local,
+                    4 | 5 => Placement::PreferredMany(mask),
                     1 => Placement::Preferred(Nid((mask.0 % u64::from(nodes)) as u16)),
                     2 => Placement::Bind(mask),
                     _ => Placement::Interleave {
@@ -182,8 +183,7 @@ impl<'m, const SHIFT: u32, const ORDER: u32> World<'_, 'm, SHIFT, ORDER> {
                     },
                 };
                 let some = (0..nodes).any(|n| mask.contains(Nid(n)));
-                let needs_one =
-                    matches!(placement, Placement::Bind(_) | Placement::Interleave { .. });
+                let needs_one = !matches!(placement, Placement::Local | Placement::Preferred(_));
                 match caches.alloc_placed(&self.made[at].handle, Gfp::KERNEL, &placement) {
                     Ok(object) => {
                         let at_node = self.node_of(object);
