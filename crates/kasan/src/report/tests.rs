@@ -1,0 +1,1 @@
+//! Reports as people and programs read them: golden files.
