@@ -3,6 +3,7 @@
 //! ```text
 //!   depot       call stacks, each stored once; a stack is a 32-bit handle
 //!   track       who, where and when: 24 bytes of an object's metadata
+//!   shadow      one byte for eight bytes of memory: may they be accessed, and if not why
 //!   report      a bug as a value that borrows everything; text in the wording of Linux, and JSON
 //! ```
 //!
@@ -15,6 +16,7 @@ extern crate std;
 
 pub mod depot;
 pub mod report;
+pub mod shadow;
 mod stack;
 mod track;
 
