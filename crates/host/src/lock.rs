@@ -60,6 +60,10 @@ pub mod classes {
         CpuSlabs = 35, "cpu_slabs", true;
         /// The slab lists and the shared array of one node of one cache.
         SlabNode = 40, "slab_node", true;
+        /// One CPU's freed objects in quarantine.
+        QuarantineSlot = 44, "quarantine_slot", true;
+        /// All CPUs' freed objects in quarantine.
+        Quarantine = 45, "quarantine", true;
         /// A page table of the fifth level; may hold the lock of a lower one besides, as all table locks may.
         Table5 = 50, "table5", false;
         /// A page table of the fourth level.

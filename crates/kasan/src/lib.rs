@@ -4,6 +4,7 @@
 //!   depot       call stacks, each stored once; a stack is a 32-bit handle
 //!   track       who, where and when: 24 bytes of an object's metadata
 //!   shadow      one byte for eight bytes of memory: may they be accessed, and if not why
+//!   quarantine  freed objects that wait before they are free, so that their late users are found
 //!   report      a bug as a value that borrows everything; text in the wording of Linux, and JSON
 //! ```
 //!
@@ -15,6 +16,7 @@
 extern crate std;
 
 pub mod depot;
+pub mod quarantine;
 pub mod report;
 pub mod shadow;
 mod stack;

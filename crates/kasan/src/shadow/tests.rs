@@ -2,7 +2,6 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::boxed::Box;
 use std::vec;
 use std::vec::Vec;
 
@@ -14,7 +13,7 @@ const HOLE: core::ops::Range<usize> = 2 * SPAN..3 * SPAN;
 
 struct Host {
     /// Each block's shadow lies apart.
-    shadow: Vec<Box<[AtomicU64; SPAN / 64]>>,
+    shadow: Vec<[AtomicU64; SPAN / 64]>,
 }
 
 // SAFETY: H1, H2: each block of `SPAN` bytes has an array of atomic words of its own.
@@ -35,7 +34,7 @@ unsafe impl Shadow for Host {
 fn host() -> Host {
     Host {
         shadow: (0..BYTES / SPAN)
-            .map(|_| Box::new([const { AtomicU64::new(0) }; SPAN / 64]))
+            .map(|_| [const { AtomicU64::new(0) }; SPAN / 64])
             .collect(),
     }
 }
