@@ -92,10 +92,12 @@ fn allocate_large(
     if size > MOST_BYTES {
         return Err(AllocError::TooLarge);
     }
-    if size <= LARGEST_RUN
-        && let Ok(got) = large::allocate(caches, size)
-    {
-        return Ok(got);
+    if size <= LARGEST_RUN {
+        match large::allocate(caches, size) {
+            Ok(got) => return Ok(got),
+            Err(error) if fails_on_purpose(caches) => return Err(error),
+            Err(_) => {}
+        }
     }
     match direct::allocate(size, direct::ALIGN) {
         Ok(at) => Ok((at, true)),
@@ -106,6 +108,11 @@ fn allocate_large(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether pages that can not be had are not to be replaced by a mapping, since they are refused to see what the program does.
+fn fails_on_purpose(caches: &Caches<Process>) -> bool {
+    caches.frames().fail_page_alloc().is_armed()
 }
 
 /// The allocation with guard pages around it, if this is one that is to have them.
@@ -191,7 +198,10 @@ fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
     } else {
         large::allocate_aligned(caches, size, align)
     };
-    or_null(run.or_else(|_| direct::allocate(size, align)))
+    or_null(run.or_else(|error| match error {
+        AllocError::OutOfMemory if fails_on_purpose(caches) => Err(error),
+        _ => direct::allocate(size, align),
+    }))
 }
 
 /// The usable bytes of an allocation; 0 for null. A pointer that is none ends the process.

@@ -101,6 +101,7 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
             if let Some(guard) = &caches.host().settings().guard {
                 crate::guard::start(guard);
             }
+            crate::choices::apply(caches);
             Ok(caches)
         }
         Err(error) => {

@@ -23,7 +23,10 @@ pub(crate) fn allocate(
     size: usize,
 ) -> Result<(NonNull<u8>, bool), AllocError> {
     let frames = caches.frames();
-    let run = frames.alloc_run(Gfp::KERNEL | Gfp::NOWARN, size.div_ceil(FRAME).max(1), None)?;
+    let pages = size.div_ceil(FRAME).max(1);
+    let run = caches.place_pages(Gfp::KERNEL | Gfp::NOWARN, |flags, nid| {
+        frames.alloc_run(flags, pages, nid)
+    })?;
     let zero = run.zero();
     Ok((own(caches, run)?, zero))
 }

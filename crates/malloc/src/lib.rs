@@ -5,6 +5,7 @@
 #![cfg_attr(not(test), no_std)]
 
 mod ageing;
+mod choices;
 pub mod classes;
 mod direct;
 pub mod entry;

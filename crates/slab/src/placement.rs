@@ -243,6 +243,38 @@ impl<H: Host> Caches<H> {
         Ok(())
     }
 
+    /// Pages placed by the policy of the machine, where there is one: `take` asks for them, on a node that is preferred or, if the flags say so, the only one.
+    ///
+    /// # Errors
+    /// What `take` says.
+    pub fn place_pages<T>(
+        &self,
+        gfp: Gfp,
+        mut take: impl FnMut(Gfp, Option<Nid>) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        let Some(policy) = self.machine_policy() else {
+            return take(gfp, None);
+        };
+        let (mask, others) = match policy.placement() {
+            Placement::Local => return take(gfp, None),
+            Placement::Preferred(nid) => return take(gfp, Some(nid)),
+            Placement::Interleave { mask, last } => return take(gfp, self.turn(mask, last)),
+            Placement::PreferredMany(mask) => (mask, true),
+            Placement::Bind(mask) => (mask, false),
+        };
+        let here = self.host().current_node();
+        let only = gfp | Gfp::THISNODE | Gfp::NOWARN;
+        let bound = self
+            .by_distance(here)
+            .filter(|nid| mask.contains(*nid))
+            .find_map(|nid| take(only, Some(nid)).ok());
+        match bound {
+            Some(pages) => Ok(pages),
+            None if others => take(gfp, None),
+            None => Err(AllocError::OutOfMemory),
+        }
+    }
+
     pub(crate) fn machine_policy(&self) -> Option<&'static NumaPolicy> {
         // SAFETY: null, or what `place_all` was given, a static.
         unsafe { self.policy_of_machine.load(Ordering::Acquire).as_ref() }

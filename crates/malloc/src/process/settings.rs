@@ -43,6 +43,10 @@ pub struct Settings {
     stats_length: Option<u16>,
     live: [u8; LONGEST_STATS],
     live_length: Option<u16>,
+    inject: [u8; LONGEST_STATS],
+    inject_length: Option<u16>,
+    numa: [u8; LONGEST_STATS],
+    numa_length: Option<u16>,
 }
 
 impl Settings {
@@ -57,6 +61,10 @@ impl Settings {
         stats_length: None,
         live: [0; LONGEST_STATS],
         live_length: None,
+        inject: [0; LONGEST_STATS],
+        inject_length: None,
+        numa: [0; LONGEST_STATS],
+        numa_length: None,
     };
 
     /// Where statistics are wanted (`FLAGSTONE_STATS`), as given; `None` if nowhere.
@@ -69,6 +77,18 @@ impl Settings {
     #[must_use]
     pub fn live(&self) -> Option<&[u8]> {
         self.live_length.map(|n| &self.live[..n as usize])
+    }
+
+    /// What is to fail on purpose (`FLAGSTONE_INJECT`), as given.
+    #[must_use]
+    pub fn inject(&self) -> Option<&[u8]> {
+        self.inject_length.map(|n| &self.inject[..n as usize])
+    }
+
+    /// The policy of placement (`FLAGSTONE_NUMA`), as given.
+    #[must_use]
+    pub fn numa(&self) -> Option<&[u8]> {
+        self.numa_length.map(|n| &self.numa[..n as usize])
     }
 
     /// Reads the settings among `environment`, strings of the form `NAME=value`. `report` is
@@ -140,6 +160,8 @@ impl Settings {
             },
             b"STATS" => keep(value, &mut self.stats, &mut self.stats_length)?,
             b"LIVE" => keep(value, &mut self.live, &mut self.live_length)?,
+            b"INJECT" => keep(value, &mut self.inject, &mut self.inject_length)?,
+            b"NUMA" => keep(value, &mut self.numa, &mut self.numa_length)?,
             // Of the tests, which run programs under the library.
             b"SEED" | b"SEEDS" | b"PRELOAD" => {}
             _ => return Err(Refused::Unknown),
