@@ -11,6 +11,8 @@
 //! leaves its own copy unused. A depot that is full gives no handle, and counts.
 
 mod chain;
+#[cfg(test)]
+mod orders;
 mod region;
 #[cfg(test)]
 mod tests;

@@ -379,7 +379,9 @@ pub struct MemoryShortage<'a> {
     pub gfp: Gfp,
     /// The cache.
     pub cache: &'a str,
-    /// Bytes of an object with its padding.
+    /// Bytes of an object as asked for.
+    pub object_size: Bytes,
+    /// Bytes from one object to the next.
     pub size: Bytes,
     /// The order of its slabs.
     pub order: u32,

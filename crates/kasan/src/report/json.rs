@@ -217,6 +217,7 @@ fn bug(json: &mut Json<'_>, bug: &Bug<'_>) -> fmt::Result {
         }
         Bug::NoMemory(shortage) => {
             json.text("cache", shortage.cache)?;
+            json.number("object_size", shortage.object_size.0 as u64)?;
             json.number("size", shortage.size.0 as u64)?;
             json.number("order", shortage.order)?;
             json.text("gfp", shortage.gfp)?;

@@ -340,14 +340,19 @@ impl<'r> Text<'r> {
         writeln!(f, ", gfp={:#x}({})", shortage.gfp.bits(), shortage.gfp)?;
         writeln!(
             f,
-            "  cache: {}, object size: {}, order: {}",
-            shortage.cache, shortage.size.0, shortage.order
+            "  cache: {}, object size: {}, buffer size: {}, order: {}",
+            shortage.cache, shortage.object_size.0, shortage.size.0, shortage.order
         )?;
         for node in shortage.nodes {
             writeln!(
                 f,
-                "  node {}: slabs: {}/{}, objs: {}/{}",
-                node.nid, node.active_slabs, node.slabs, node.active_objects, node.objects
+                "  node {}: slabs: {}/{}, objs: {}/{}, free: {}",
+                node.nid,
+                node.active_slabs,
+                node.slabs,
+                node.active_objects,
+                node.objects,
+                node.objects.saturating_sub(node.active_objects)
             )?;
         }
         self.who(f)?;
