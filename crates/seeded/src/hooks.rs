@@ -7,6 +7,7 @@ use crate::context::{Core, Point, open_token};
 use crate::failure::FailureKind;
 use crate::grace::ReadGuard;
 use crate::machine::{IrqGuard, Machine};
+use crate::schedule::State;
 use core::ptr::NonNull;
 use flagstone_types::{CpuId, Nanos, Pfn};
 
@@ -118,6 +119,23 @@ impl Hooks<'_> {
     #[must_use]
     pub fn may_migrate(self) -> bool {
         self.core.config.may_migrate()
+    }
+
+    /// Whether the running context is in a read-side section or holds a lock: what it looks at is kept for it.
+    #[must_use]
+    pub fn is_protected(self) -> bool {
+        let schedule = self.core.schedule.borrow();
+        let context = &schedule.contexts[self.core.me.get()];
+        context.read_depth > 0 || !context.held.is_empty()
+    }
+
+    /// Whether another task has not ended yet.
+    #[must_use]
+    pub fn has_company(self) -> bool {
+        let schedule = self.core.schedule.borrow();
+        let me = self.core.me.get();
+        let mut others = schedule.contexts.iter().enumerate().skip(1);
+        others.any(|(n, context)| n != me && context.state != State::Ended)
     }
 
     /// Blocks the interrupts of the running context's CPU, which keeps it there. Nests; no step.

@@ -242,6 +242,17 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
         self.with(|unit, hooks| unit.check_settled(hooks, asid.0, start.0 as u64, end.0 as u64));
     }
 
+    /// Fails the run unless what CPUs keep of entries that name tables is what they say now, in the whole address space (V3). For a moment at which nobody
+    /// changes any of its tables. Takes no step.
+    pub fn check_tables_settled(&self, asid: Asid) {
+        self.with(|unit, hooks| unit.check_tables_settled(hooks, asid.0));
+    }
+
+    /// Whether anybody asks for accessed and dirty bits from now on, as at first; if nobody does, a plain store may lose one (V5, V12).
+    pub fn ask_use(&self, asked: bool) {
+        self.unit.get().borrow_mut().use_asked = asked;
+    }
+
     /// What the table at `root` says of `va` now, by the model's own decoding; `None` if it does not translate it. Takes no step, sets no bits.
     #[must_use]
     pub fn translate(&self, root: PhysAddr, va: VirtAddr) -> Option<Translation> {

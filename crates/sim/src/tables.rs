@@ -25,7 +25,10 @@ impl<const SHIFT: u32, const ORDER: u32> Machine<SHIFT, ORDER> {
     }
 
     fn word_now(&self, at: PhysAddr, width: u64) -> u64 {
-        self.with(|unit, hooks| unit.check_owned(hooks, at.0));
+        self.with(|unit, hooks| {
+            unit.check_owned(hooks, at.0)?;
+            unit.check_protected(hooks, at.0)
+        });
         let word = self.unit.get().borrow().word(self.hooks(), at.0 & !7);
         match word {
             Some(word) if at.0.is_multiple_of(width) => word,
@@ -240,6 +243,7 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> Shootdown for &Machine<SHIFT, OR
             if let Some(cpu) = left.iter().find(|cpu| cpu.index() >= unit.cpus.len()) {
                 hooks.misuse(format!("a shootdown of CPU {cpu}, which does not exist"));
             }
+            unit.check_set(hooks, cpus, what)?;
             let id = unit.next_flight;
             unit.next_flight += 1;
             unit.stats.shootdowns += 1;

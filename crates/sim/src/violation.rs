@@ -28,6 +28,12 @@ pub enum Rule {
     WildTable,
     /// Software reads or writes a word of a table in a frame that its allocator owns again (V11).
     FreedTable,
+    /// A plain store replaces a leaf whose accessed or dirty bit a unit may set at that moment (V12).
+    RacingStore,
+    /// A shootdown leaves a CPU out that translated by the tables before they were changed (V13).
+    CpuLeftOut,
+    /// Software reads a table that may be freed beside it (V14).
+    UnprotectedWalk,
 }
 
 /// A broken rule with its evidence.

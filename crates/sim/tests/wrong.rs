@@ -1,6 +1,6 @@
 //! For every rule a tiny program that breaks it and is found, and the right one beside it, which is not.
 
-use flagstone_host::{Asid, Cpus, Invalidate, Mmu, Shootdown, TableMemory};
+use flagstone_host::{Asid, Cpus, Grace, Invalidate, Mmu, Shootdown, TableMemory};
 use flagstone_sim::{Access, Arch, FailureKind, Fault, FaultKind, Machine, Rng, Rule, task};
 use flagstone_types::{CpuId, CpuMask, PfnRange, PhysAddr, VirtAddr};
 use std::cell::Cell;
@@ -203,7 +203,7 @@ fn a_change_that_is_called_settled_and_is_not_is_found() {
 
 #[test]
 fn a_stale_translation_that_is_used_after_the_shootdown_is_found() {
-    let program = |everywhere: bool| {
+    let program = |narrow: bool| {
         move |host: &Machine, tree: &Tree, n: usize, turn: &Cell<u32>| {
             if n == 1 {
                 while turn.get() == 0 {
@@ -216,12 +216,17 @@ fn a_stale_translation_that_is_used_after_the_shootdown_is_found() {
             use_it(host);
             // SAFETY: the tables are the test's.
             unsafe { host.exchange_entry(tree.leaf(), 0) };
-            let cpus = if everywhere {
-                both()
+            let what = if narrow {
+                only(VA, false)
             } else {
-                CpuMask::first(1)
+                // Steps as wide as a huge page: what the range covers besides stays.
+                Invalidate {
+                    start: VirtAddr(VA.0 & !0x1f_ffff),
+                    stride: 21,
+                    ..only(VA, false)
+                }
             };
-            flush(host, &cpus, &only(VA, false));
+            flush(host, &both(), &what);
             turn.set(1);
         }
     };
@@ -230,32 +235,114 @@ fn a_stale_translation_that_is_used_after_the_shootdown_is_found() {
 }
 
 #[test]
+fn a_shootdown_that_leaves_a_cpu_out_is_found() {
+    let program = |late: bool, everywhere: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, turn: &Cell<u32>| {
+            if n == 1 {
+                if late {
+                    // It comes when the tables have changed.
+                    let other = PhysAddr((host.nth_frame(20).0 as u64) << 12);
+                    // SAFETY: the tables are the test's; the other one is empty.
+                    unsafe { host.activate(other, Asid(2), true) };
+                    turn.set(1);
+                    while turn.get() == 1 {
+                        host.relax(0);
+                    }
+                    // SAFETY: as above.
+                    unsafe { host.activate(tree.tables[0], ASID, true) };
+                    turn.set(3);
+                    return use_it(host);
+                }
+                turn.set(1);
+                return use_it(host);
+            }
+            while turn.get() == 0 {
+                host.relax(0);
+            }
+            // SAFETY: as above.
+            unsafe { host.exchange_entry(tree.leaf(), 0) };
+            turn.set(2);
+            while late && turn.get() == 2 {
+                host.relax(0);
+            }
+            let cpus = if everywhere {
+                both()
+            } else {
+                CpuMask::first(1)
+            };
+            flush(host, &cpus, &only(VA, false));
+        }
+    };
+    let found = |late, everywhere| {
+        let rule = Rule::CpuLeftOut;
+        seeds(X86, |_| {}, rule, program(late, everywhere))
+    };
+    assert_eq!(found(false, false), 60);
+    assert_eq!(found(false, true), 0);
+    assert_eq!(found(true, false), 0, "who comes later sees the change");
+}
+
+#[test]
 fn a_dirty_bit_that_a_plain_store_loses_is_found() {
     let program = |exchanges: bool| {
-        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+        move |host: &Machine, tree: &Tree, n: usize, turn: &Cell<u32>| {
+            // Nobody translates by the tables any more when the entry is replaced.
+            let other = PhysAddr((host.nth_frame(20).0 as u64) << 12);
             if n == 1 {
+                while turn.get() == 0 {
+                    host.relax(0);
+                }
                 let _ = host.access(VA, Access::WRITE);
+                // SAFETY: the tables are the test's; the other one is empty.
+                unsafe { host.activate(other, Asid(2), true) };
+                turn.set(2);
                 return;
             }
+            // SAFETY: as above.
+            unsafe {
+                host.activate(other, Asid(2), true);
+                let old = host.load_entry(tree.leaf());
+                turn.set(1);
+                while turn.get() != 2 {
+                    host.relax(0);
+                }
+                if exchanges {
+                    assert_ne!(host.exchange_entry(tree.leaf(), 0), old);
+                } else {
+                    host.store_entry(tree.leaf(), 0);
+                }
+            }
+        }
+    };
+    assert_eq!(seeds(X86, |_| {}, Rule::LostUpdate, program(false)), 60);
+    assert_eq!(seeds(X86, |_| {}, Rule::LostUpdate, program(true)), 0);
+}
+
+#[test]
+fn a_plain_store_over_what_a_unit_may_change_is_found_whether_it_loses_a_bit_or_not() {
+    let program = |asked: bool, exchanges: bool| {
+        move |host: &Machine, tree: &Tree, n: usize, _: &Cell<u32>| {
+            if n == 1 {
+                return;
+            }
+            host.ask_use(asked);
             // SAFETY: the tables are the test's.
             unsafe {
-                let old = host.load_entry(tree.leaf());
                 if exchanges {
-                    while let Err(_now) =
-                        host.compare_exchange_entry(tree.leaf(), host.load_entry(tree.leaf()), 0)
-                    {
-                    }
-                } else if old != 0 {
-                    host.step();
-                    host.step();
+                    host.exchange_entry(tree.leaf(), 0);
+                } else {
                     host.store_entry(tree.leaf(), 0);
                 }
             }
             flush(host, &both(), &only(VA, false));
         }
     };
-    assert!(seeds(X86, |_| {}, Rule::LostUpdate, program(false)) > 2);
-    assert_eq!(seeds(X86, |_| {}, Rule::LostUpdate, program(true)), 0);
+    let found = |asked, exchanges| {
+        let rule = Rule::RacingStore;
+        seeds(X86, |_| {}, rule, program(asked, exchanges))
+    };
+    assert_eq!(found(true, false), 60);
+    assert_eq!((found(true, true), found(false, false)), (0, 0));
 }
 
 #[test]
@@ -398,6 +485,53 @@ fn a_walker_that_reads_a_freed_table_is_found() {
         assert_eq!(outcome.is_err(), freed);
         let rule = machine.violation().map(|v| v.rule);
         assert_eq!(rule, freed.then_some(Rule::FreedTable));
+    }
+}
+
+#[test]
+fn a_walker_that_nothing_protects_is_found() {
+    use flagstone_frames::{Frames, PageKind};
+    use flagstone_types::{Gfp, Order};
+    for (company, section) in [(false, false), (true, true), (true, false)] {
+        let machine = Machine::<12>::builder(X86).build();
+        let host = &machine;
+        let frames = Frames::new(host).unwrap();
+        let table = || {
+            let gfp = Gfp::KERNEL | Gfp::ZERO;
+            let block = frames.alloc_pages(gfp, Order::ZERO, None).unwrap();
+            frames.page(block.pfn()).unwrap().set_kind(PageKind::Table);
+            PhysAddr((block.into_raw().0.0 as u64) << 12)
+        };
+        let (root, below) = (table(), table());
+        // SAFETY: the tables are the test's.
+        unsafe {
+            host.store_entry(root, below.0 | 0x27);
+            host.activate(root, ASID, true);
+        }
+        let ended = Cell::new(false);
+        let outcome = machine.try_run(vec![
+            task(|_| {
+                while !company && !ended.get() {
+                    host.relax(0);
+                }
+                {
+                    let _section = section.then(|| (&host).read());
+                    // SAFETY: the tables are the test's, whatever the machine thinks.
+                    assert_eq!(unsafe { host.load_entry(below) }, 0);
+                }
+                ended.set(true);
+            }),
+            task(|_| {
+                while company && !ended.get() {
+                    host.relax(0);
+                }
+                ended.set(true);
+            }),
+        ]);
+        let rule = machine.violation().map(|v| v.rule);
+        let expected = company && !section;
+        assert_eq!(outcome.is_err(), expected);
+        assert_eq!(rule, expected.then_some(Rule::UnprotectedWalk));
     }
 }
 

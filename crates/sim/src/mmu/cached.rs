@@ -140,6 +140,10 @@ pub(crate) struct CpuUnit {
     pub(crate) busy: bool,
     /// The four top entries of x86 PAE, as they were loaded.
     pub(crate) registers: Option<[Link; 4]>,
+    /// When the root was made active.
+    pub(crate) active_since: u64,
+    /// When it was last invalidated.
+    pub(crate) invalidated: u64,
 }
 
 impl CpuUnit {

@@ -91,7 +91,8 @@ impl Unit {
         if what.tables {
             self.load_registers(hooks, cpu);
         }
-        self.next_event();
+        let event = self.next_event();
+        self.cpus[cpu].invalidated = event;
     }
 
     /// Loads the top entries of x86 PAE into registers, as loading CR3 does.
@@ -130,7 +131,12 @@ impl Unit {
         unit.translations.retain(|t| !goes(&t.tag));
         unit.tables.retain(|t| !goes(&t.tag));
         unit.walk = None;
+        let stays = (unit.root, unit.asid) == (Some(root), asid);
         (unit.root, unit.asid) = (Some(root), asid);
+        if !stays {
+            let event = self.next_event();
+            self.cpus[cpu].active_since = event;
+        }
         self.load_registers(hooks, cpu);
         let unit = &self.cpus[cpu];
         for t in &unit.translations {

@@ -6,6 +6,7 @@ mod cached;
 mod freed;
 mod guess;
 mod invalidate;
+mod reach;
 mod settled;
 mod translate;
 mod walk;
@@ -172,6 +173,10 @@ pub(crate) struct Unit {
     pub(crate) exempt: Vec<(u64, u64)>,
     frames: AddressMap<FrameNote>,
     seen: Vec<Seen>,
+    /// The event of each context's last write to a table that units reach.
+    wrote: Vec<u64>,
+    /// Whether anybody asks for accessed and dirty bits (V5, V12).
+    pub(crate) use_asked: bool,
     pub(crate) history: History,
     pub(crate) flights: Vec<Flight>,
     pub(crate) next_flight: u64,
@@ -206,6 +211,8 @@ impl Unit {
             exempt: Vec::new(),
             frames: AddressMap::default(),
             seen: Vec::new(),
+            wrote: Vec::new(),
+            use_asked: true,
             history: History::default(),
             flights: Vec::new(),
             next_flight: 0,
@@ -304,6 +311,20 @@ impl Unit {
         self.seen[context].insert(at, value);
     }
 
+    /// Notes that the running context has written a word of a table that units reach.
+    pub(crate) fn note_wrote(&mut self, hooks: Hooks<'_>, event: u64) {
+        let context = hooks.context();
+        if self.wrote.len() <= context {
+            self.wrote.resize(context + 1, 0);
+        }
+        self.wrote[context] = event;
+    }
+
+    /// When the running context last wrote to a table that units reach, 0 if it has not.
+    pub(crate) fn last_write(&self, hooks: Hooks<'_>) -> u64 {
+        self.wrote.get(hooks.context()).copied().unwrap_or(0)
+    }
+
     /// What the running context knows of a word, if it has looked at it lately.
     pub(crate) fn known(&self, hooks: Hooks<'_>, at: u64) -> Option<u64> {
         self.seen(hooks, at)
@@ -316,6 +337,7 @@ impl Unit {
     /// What contexts know is of the last run.
     pub(crate) fn forget_contexts(&mut self) {
         self.seen.truncate(1);
+        self.wrote.clear();
     }
 
     /// The unit of `cpu` writes a word.

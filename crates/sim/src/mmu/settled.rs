@@ -25,6 +25,34 @@ impl Unit {
         Ok(())
     }
 
+    /// Compares every table that some CPU can begin a walk of the address space at, and every walk that is under way, with the tables.
+    pub(crate) fn check_tables_settled(&self, hooks: Hooks<'_>, asid: u16) -> Checked {
+        for (cpu, unit) in self.cpus.iter().enumerate() {
+            let cached = unit.tables.iter().map(|t| (t.tag, t.va, &t.links));
+            let walks = unit
+                .walk
+                .iter()
+                .map(|walk| (walk.tag, walk.va, &walk.links));
+            for (tag, va, links) in cached.chain(walks) {
+                if tag.asid != asid || tag.global || !unit.can_use(tag) {
+                    continue;
+                }
+                let gone = links.as_slice().iter().find(|link| {
+                    let now = self.word(hooks, link.at).unwrap_or(0);
+                    self.takes_away(link.level, link.raw, now)
+                });
+                if let Some(gone) = gone {
+                    let history = self.describe(&[*gone]);
+                    return broken(
+                        Rule::NotSettled,
+                        format!("CPU {cpu} walks to {va:#x} by an entry that has changed{history}"),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_grant(
         &self,
         hooks: Hooks<'_>,
@@ -51,6 +79,11 @@ impl Unit {
                         Some(format!("the tables lead to {physical:#x}"))
                     } else if !now.rights.contains(t.rights) {
                         Some(format!("the tables allow {:?}", now.rights))
+                    } else if now.shift != t.shift {
+                        Some(format!(
+                            "the tables translate 2^{} bytes at once",
+                            now.shift
+                        ))
                     } else if t.dirty && !now.dirty {
                         Some("the entry is not dirty, and a store would not make it so".to_owned())
                     } else {

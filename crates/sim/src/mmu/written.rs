@@ -3,7 +3,7 @@
 use super::cached::{CachedTable, Tag};
 use super::walk::Walk;
 use super::{Link, Unit};
-use crate::arch::Word;
+use crate::arch::{Rights, Word};
 use crate::history::Writer;
 use crate::violation::{Checked, Rule, broken};
 use core::panic::Location;
@@ -89,6 +89,9 @@ impl Unit {
             by,
             Some(place),
         );
+        if level > 0 {
+            self.note_wrote(hooks, event);
+        }
         self.note_seen(hooks, at, new);
         if new != 0 {
             let word = ((at & ((1 << self.frame_shift) - 1)) / 8) as u16;
@@ -173,6 +176,7 @@ impl Unit {
             self.arch.decode(level, new, &self.caps),
         );
         if by.is_blind()
+            && self.use_asked
             && let Word::Page(was) = was
         {
             let known = self.seen(hooks, at).unwrap_or_else(|| {
@@ -196,6 +200,20 @@ impl Unit {
                         "the unit had set the accessed bit, and nobody will know",
                     );
                 }
+            }
+            let keeps = |accessed: bool, dirty: bool| matches!(is, Word::Page(is) if (is.accessed || !accessed) && (is.dirty || !dirty));
+            let sets = (
+                !was.accessed && self.caps.accessed,
+                !was.dirty && self.caps.dirty && (was.rights.contains(Rights::WRITE) || was.shadow),
+            );
+            if sets != (false, false)
+                && !keeps(sets.0, sets.1)
+                && let Some(cpu) = self.user_of(hooks, level, at)
+            {
+                return tell(
+                    Rule::RacingStore,
+                    &format!("CPU {cpu} translates by it, and sets bits of it at any time"),
+                );
             }
         }
         if self.arch.breaks_before_make() {
