@@ -165,9 +165,10 @@ impl<H: Host> Record<H> {
             unsafe { Self::free_now(this, page) };
         }
         // SAFETY: the root's record is there until `deferred` is 0.
-        unsafe { root.as_ref() }
+        let before = unsafe { root.as_ref() }
             .deferred
             .fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before != 0, "the page table of a deferred free has gone");
     }
 }
 

@@ -101,8 +101,14 @@ where
             }
             if old.is_present() && (ops.table.caps.stray_dirty || Self::must_break(old, new)) {
                 let last = self.break_entry(ops, locked, index, start);
-                locked.set(index, new);
-                return Ok(last);
+                // What the unit has set in the meantime is the caller's to keep or to drop, as below.
+                let new = if last == old {
+                    Ok(new)
+                } else {
+                    self.new_entry(ops, last)
+                };
+                locked.set(index, *new.as_ref().unwrap_or(&last));
+                return new.map(|_| last);
             }
             if !old.is_present() && new.is_present() {
                 ops.break_before_make(start, end, L::LEVEL);

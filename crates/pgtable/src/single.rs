@@ -12,11 +12,12 @@ use crate::level::{Raw, TableAt, TableLevel};
 use crate::lookup::Found;
 use crate::map::Contiguous;
 use crate::mode::{Mode, Section};
-use crate::ops::{Ops, Place, Stop};
+use crate::ops::{Ops, Place, Stop, Visit};
 use crate::span::{Span, VirtRange, index_of, reach_of};
 use crate::stray::take_in_two_steps;
 use crate::table::TableHost;
 use crate::words::{Locked, Table, load_word};
+use core::marker::PhantomData;
 use flagstone_types::{PhysAddr, VirtAddr};
 
 /// An entry that a walk ended at above the level that it was to come to.
@@ -40,6 +41,30 @@ struct Way {
     at: PhysAddr,
     /// The entry that named the table.
     parent: Option<PhysAddr>,
+}
+
+/// Looks whether nothing stands above the level that an operation on one entry was to come to. It is asked under the lock where leaves may stand (I8): a
+/// split or a collapse has broken one for a moment, perhaps.
+struct NothingAbove<T>(PhantomData<T>);
+
+impl<H: TableHost, F: Format, M: Mode, T: TableLevel> Visit<H, F, M> for NothingAbove<T> {
+    const FLOOR: Level = T::LEVEL;
+    type Out = bool;
+
+    fn at<'s, L: TableLevel>(
+        &mut self,
+        ops: &Ops<'s, '_, H, F, M>,
+        place: Place<'s, H, F, L>,
+        seen: Raw<F, L>,
+    ) -> Result<bool, Stop> {
+        if L::LEVEL == T::LEVEL || !seen.is_none() {
+            return Ok(false);
+        }
+        match ops.nothing_from(&place, place.offset + 1)? {
+            0 => Err(Stop::Again),
+            _ => Ok(true),
+        }
+    }
 }
 
 impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
@@ -124,10 +149,11 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
         self.table.addresses.offset(at)
     }
 
-    /// What is wrong at an offset; `Ok` if nothing is there, which is nothing wrong for who wants it away or changed.
+    /// What is wrong at an offset; `Ok` if nothing is there, which is nothing wrong for who wants it away or changed: false if that was so for a moment only, so
+    /// that the walk begins again (I8).
     #[cold]
     #[inline(never)]
-    fn missed<T: TableLevel>(&self, offset: u64, miss: Miss) -> Result<(), Error> {
+    fn missed<T: TableLevel>(&self, offset: u64, miss: Miss) -> Result<bool, Error> {
         let Above { level, raw } = match miss {
             Miss::Above(above) => above,
             Miss::There(raw) => return Err(self.occupied::<T>(offset, Raw::from_bits(raw))),
@@ -139,11 +165,14 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
         let at = self.address(offset & !(reach_of::<F>(level) - 1));
         match F::decode(level, raw) {
             Entry::None if level > T::LEVEL => {
+                if !self.visit(offset, &mut NothingAbove(PhantomData::<T>))? {
+                    return Ok(false);
+                }
                 if self.table.is_gathering() {
                     // I4: who took a table out may not have invalidated yet.
                     self.table.flush(&self.table.invalidation_of_all());
                 }
-                Ok(())
+                Ok(true)
             }
             Entry::Leaf(_) | Entry::Absent(_) => Err(Error::CutsHuge { at, level }),
             _ => Err(Error::Corrupt { at, level, raw }),
@@ -198,7 +227,7 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
             Err(Miss::Above(_)) => {
                 self.map_one_with_tables::<L>(Span { start: offset, end }, *leaf)
             }
-            Err(miss) => self.missed::<L>(offset, miss),
+            Err(miss) => self.missed::<L>(offset, miss).map(|_| ()),
         }
     }
 
@@ -221,31 +250,37 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
     pub fn unmap_one<L: TableLevel>(&self, at: VirtAddr) -> Result<Raw<F, L>, Error> {
         let offset = self.entry_offset::<L>(at)?;
         let quiet = self.is_quiet();
-        let taken = self.at_entry::<L, _>(offset, |locked, index| {
-            let seen = locked.load(index);
-            if seen.is_table() {
-                return Err(Miss::There(seen.bits()));
+        loop {
+            let taken = self.at_entry::<L, _>(offset, |locked, index| {
+                let seen = locked.load(index);
+                if seen.is_table() {
+                    return Err(Miss::There(seen.bits()));
+                }
+                if self.table.caps.stray_dirty && seen.is_present() {
+                    let old = take_in_two_steps(self, locked, index, 1, offset).1[0];
+                    self.settle_entry::<L>(offset, Raw::NONE, Raw::NONE, false);
+                    return Ok(old);
+                }
+                let plain = self.by_store(seen, quiet);
+                let old = if plain {
+                    locked.overwrite(index, Raw::NONE);
+                    seen
+                } else {
+                    locked.exchange(index, Raw::NONE)
+                };
+                if !quiet {
+                    self.settle_entry(offset, old, Raw::NONE, !plain);
+                }
+                Ok(old)
+            });
+            match taken {
+                Ok(old) => return Ok(old),
+                Err(miss) => {
+                    if self.missed::<L>(offset, miss)? {
+                        return Ok(Raw::NONE);
+                    }
+                }
             }
-            if self.table.caps.stray_dirty && seen.is_present() {
-                let old = take_in_two_steps(self, locked, index, 1, offset).1[0];
-                self.settle_entry::<L>(offset, Raw::NONE, Raw::NONE, false);
-                return Ok(old);
-            }
-            let plain = self.by_store(seen, quiet);
-            let old = if plain {
-                locked.overwrite(index, Raw::NONE);
-                seen
-            } else {
-                locked.exchange(index, Raw::NONE)
-            };
-            if !quiet {
-                self.settle_entry(offset, old, Raw::NONE, !plain);
-            }
-            Ok(old)
-        });
-        match taken {
-            Ok(old) => Ok(old),
-            Err(miss) => self.missed::<L>(offset, miss).map(|()| Raw::NONE),
         }
     }
 
@@ -261,33 +296,42 @@ impl<'t, H: TableHost, F: Format, M: Mode> Ops<'t, '_, H, F, M> {
             return self.protect_one_in_two_steps::<L>(at, access);
         }
         let quiet = self.is_quiet();
-        let done = self.at_entry::<L, ()>(offset, |locked, index| {
-            let mut old = locked.load(index);
-            if old.is_table() {
-                return Err(Miss::There(old.bits()));
-            }
-            loop {
-                let new = if old.is_none() {
-                    old
-                } else {
-                    Protect(access).apply(old, offset)
-                };
-                let plain = new == old || self.by_store(old, quiet);
-                if !plain {
-                    if let Err(now) = locked.update(index, old, new) {
-                        old = now;
-                        continue;
+        loop {
+            let done = self.at_entry::<L, ()>(offset, |locked, index| {
+                let mut old = locked.load(index);
+                if old.is_table() {
+                    return Err(Miss::There(old.bits()));
+                }
+                loop {
+                    let new = if old.is_none() {
+                        old
+                    } else {
+                        Protect(access).apply(old, offset)
+                    };
+                    let plain = new == old || self.by_store(old, quiet);
+                    if !plain {
+                        if let Err(now) = locked.update(index, old, new) {
+                            old = now;
+                            continue;
+                        }
+                    } else if new != old {
+                        locked.overwrite(index, new);
                     }
-                } else if new != old {
-                    locked.overwrite(index, new);
+                    if !quiet {
+                        self.settle_entry(offset, old, new, !plain);
+                    }
+                    return Ok(());
                 }
-                if !quiet {
-                    self.settle_entry(offset, old, new, !plain);
+            });
+            match done {
+                Ok(()) => return Ok(()),
+                Err(miss) => {
+                    if self.missed::<L>(offset, miss)? {
+                        return Ok(());
+                    }
                 }
-                return Ok(());
             }
-        });
-        done.or_else(|miss| self.missed::<L>(offset, miss))
+        }
     }
 
     /// On a unit that sets the dirty bit of entries that have gone (I6).

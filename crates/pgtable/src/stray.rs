@@ -1,4 +1,5 @@
-//! The unit that may set the dirty bit of an entry that is no longer present (Knights Landing): everything takes two invalidations (I6).
+//! The unit that may set the dirty bit of an entry that is no longer present (Knights Landing): everything takes two steps (I6): an entry is
+//! taken out and invalidated, and what it has become is looked at before anything takes its place.
 
 use crate::format::{Entry, Format};
 use crate::level::{Raw, TableLevel};
@@ -8,7 +9,7 @@ use crate::span::{Span, reach_of};
 use crate::table::TableHost;
 use crate::words::Locked;
 
-/// Entries that are worked on between two invalidations.
+/// Entries that are worked on with one invalidation.
 pub(crate) const CHUNK: usize = 64;
 
 /// Clears up to [`CHUNK`] entries, invalidates, and says what they were in the end: how many were done (it stops at one that names a table), and
