@@ -9,7 +9,7 @@ use flagstone_pgtable::format::{Access, Entry, Leaf, Level, Marks};
 use flagstone_pgtable::{
     Become, Error, Found, Gather, MapError, Ops, Pte, Shared, TableLevel, VirtRange,
 };
-use flagstone_types::VirtAddr;
+use flagstone_types::{PhysAddr, VirtAddr};
 
 /// A gather whose owner is the ledger.
 pub(crate) type Gathering<'s, 'p, P> =
@@ -34,12 +34,20 @@ impl<'s, 'p, P: Platform> Calls<'s, 'p, P> {
 
     called! {
         lookup<>(at: VirtAddr) -> Result<Found, Error>;
+        physical<>(at: VirtAddr) -> Option<PhysAddr>;
+        map_one<L>(at: VirtAddr, leaf: &Leaf) -> Result<(), Error>;
+        protect_one<L>(at: VirtAddr, access: Access) -> Result<(), Error>;
         map<L>(at: VirtAddr, leaf: &Leaf, count: usize) -> Result<(), MapError>;
         split<>(at: VirtAddr) -> Result<(), Error>;
         split_at<>(at: VirtAddr) -> Result<(), Error>;
         split_in_place<>(at: VirtAddr) -> Result<(), Error>;
         collapse<L>(at: VirtAddr) -> Result<(), Error>;
         collapse_in_place<L>(at: VirtAddr) -> Result<(), Error>;
+    }
+
+    #[inline(never)]
+    pub(crate) fn unmap_one<L: TableLevel>(&self, at: VirtAddr) -> Result<Entry, Error> {
+        self.0.unmap_one::<L>(at).map(|raw| raw.decode())
     }
 
     #[inline(never)]

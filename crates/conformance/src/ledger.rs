@@ -57,6 +57,8 @@ struct Books {
 pub(crate) struct Ledger {
     books: Spin<Books>,
     page: u64,
+    /// Whether stores must be noted (L3).
+    asks: bool,
 }
 
 /// What the first word of a page of a piece is.
@@ -88,7 +90,13 @@ impl Ledger {
         Self {
             books: Spin::new(books),
             page,
+            asks: true,
         }
+    }
+
+    /// From now on nobody asks whether stores were noted.
+    pub(crate) fn ask_nothing(&mut self) {
+        self.asks = false;
     }
 
     /// Writes a new piece of memory down, and its tags into its pages if they are few.
@@ -266,7 +274,7 @@ impl Ledger {
 
     /// That stores to a page were noted (L3). It came back with this second word.
     fn check_noted(&self, at: u64, word: u64, dirty: bool) -> Result<(), String> {
-        if dirty || word == 0 {
+        if dirty || word == 0 || !self.asks {
             return Ok(());
         }
         let books = self.books.lock();

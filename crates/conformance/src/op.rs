@@ -30,6 +30,16 @@ pub enum Op {
     Fill(u8, Access),
     /// Unmaps pages; and frees tables that are empty then.
     Unmap(Run, bool),
+    /// Unmaps pages one by one, the last one first, and invalidates once.
+    UnmapBack(Run),
+    /// Maps one new page by itself.
+    MapOne(u8, Access),
+    /// Unmaps one page by itself.
+    UnmapOne(u8),
+    /// Gives one page another access by itself.
+    ProtectOne(u8, Access),
+    /// Asks where a slot is in memory, without locks.
+    Physical(u8),
     /// Unmaps a region; and frees tables that are empty then.
     UnmapRegion(u8, bool),
     /// Gives pages another access.
@@ -139,7 +149,8 @@ impl Draw {
             4..=6 => Op::Write(self.slot()),
             7 => Op::Exec(self.slot()),
             8 | 9 => Op::Lookup(self.slot()),
-            10 => Op::Walk,
+            10 if self.below(2) == 0 => Op::Walk,
+            10 => Op::Physical(self.slot()),
             _ => Op::Poll,
         }
     }
@@ -148,6 +159,7 @@ impl Draw {
         match self.below(14) {
             0 | 1 => Op::Map(self.run(), self.access()),
             2 => Op::Unmap(self.run(), false),
+            3 if self.below(2) == 0 => Op::ProtectOne(self.slot(), self.access()),
             3 | 4 => Op::Protect(self.run(), self.access()),
             5 | 6 => Op::Age(self.run()),
             7..=9 => Op::Clean(self.run()),
@@ -157,11 +169,15 @@ impl Draw {
     }
 
     fn page_op(&mut self) -> Op {
-        match self.below(16) {
+        match self.below(20) {
             0..=2 => Op::Map(self.run(), self.access()),
             3 | 4 => Op::Unmap(self.run(), true),
             5 => Op::Unmap(self.run(), false),
             6 => Op::FreeTables,
+            16 => Op::UnmapBack(self.run()),
+            17 => Op::MapOne(self.slot(), self.access()),
+            18 => Op::UnmapOne(self.slot()),
+            19 => Op::ProtectOne(self.slot(), self.access()),
             7 | 8 => Op::Protect(self.run(), self.access()),
             9 => Op::Age(self.run()),
             10 => Op::Clean(self.run()),

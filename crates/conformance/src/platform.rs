@@ -151,6 +151,20 @@ pub unsafe trait Platform: Sync {
         let _ = (table, range);
     }
 
+    /// As [`Platform::check_settled`] for all addresses, and finds it wrong if a CPU keeps what entries that name tables said before. Nobody changes anything
+    /// meanwhile.
+    fn check_all_settled(&self, table: &Table<'_, Self>)
+    where
+        Self: Sized,
+    {
+        let _ = table;
+    }
+
+    /// Whether anybody will ask for accessed and dirty bits from now on: if not, the library may lose some.
+    fn ask_use(&self, asked: bool) {
+        let _ = asked;
+    }
+
     /// Calls `each` with every leaf of a table, lowest address first, by a decoding of its own; `false` if the platform has none.
     fn each_leaf(&self, table: &Table<'_, Self>, each: &mut dyn FnMut(Mapped)) -> bool
     where

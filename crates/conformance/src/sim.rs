@@ -337,6 +337,18 @@ unsafe impl<'m, F: Format, const SHIFT: u32> Platform for Simulated<'_, 'm, F, S
         }
     }
 
+    fn check_all_settled(&self, table: &Table<'_, Self>) {
+        if let Some(asid) = table.asid() {
+            let end = VirtAddr(usize::MAX >> 1);
+            self.machine.check_settled(asid, VirtAddr(0), end);
+            self.machine.check_tables_settled(asid);
+        }
+    }
+
+    fn ask_use(&self, asked: bool) {
+        self.machine.ask_use(asked);
+    }
+
     fn each_leaf(&self, table: &Table<'_, Self>, each: &mut dyn FnMut(Mapped)) -> bool {
         self.machine.each_leaf(table.root(), |leaf| {
             each(Mapped {

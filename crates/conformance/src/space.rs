@@ -227,6 +227,11 @@ impl<'p, P: Platform> Space<'p, P> {
         }
     }
 
+    /// A page that was put out and did not get into a table.
+    pub(crate) fn unmapped(&self, at: PhysAddr) {
+        self.unmapped_rest(at.0, 1);
+    }
+
     /// Maps one new page.
     ///
     /// # Panics
@@ -450,9 +455,11 @@ impl<'p, P: Platform> Space<'p, P> {
         self.platform.run(count, &|cpu| {
             self.enter();
             work(cpu);
-            self.leave();
         });
         self.findings.assert_none();
+        // All has ended, and every CPU still translates by the table.
+        self.platform.check_all_settled(&self.table);
+        self.platform.run(count, &|_| self.leave());
     }
 
     /// Every leaf and absent entry of the window, as the library says.
@@ -487,11 +494,15 @@ impl<'p, P: Platform> Space<'p, P> {
                 "{leaf:?} is left in an empty page table"
             );
         });
-        self.host().synchronize();
         // SAFETY: taken once: `self` ends here, and `ManuallyDrop` has no destructor.
         let table = unsafe { ManuallyDrop::take(&mut self.table) };
         self.platform.drop_table(table);
+        // Another root, where the first one was perhaps: nothing that is due belongs to that one any more.
+        let next = self.platform.new_table();
         self.host().synchronize();
+        if let Ok(next) = next {
+            self.platform.drop_table(next);
+        }
     }
 }
 

@@ -92,6 +92,23 @@ fn a_seed_replays() {
     assert_eq!(first, random(&setup, Mix::All, 12));
 }
 
+/// The same for the forms for one page.
+#[test]
+fn a_single_page_beside_a_collapse_is_unmapped_or_protected() {
+    let write = Access::READ | Access::WRITE | Access::USER;
+    let workload = [
+        vec![Op::Fill(2, write), Op::Collapse(2, false)],
+        vec![Op::Poll, Op::UnmapOne(6), Op::Read(6)],
+        vec![Op::Poll, Op::ProtectOne(7, Access::READ), Op::Write(7)],
+    ];
+    for_each_seed(200, |seed| {
+        let setup = Setup::new(Arch::Ppc64K64, 3, seed);
+        if let Err(failed) = run(&setup, &workload) {
+            panic!("{failed}");
+        }
+    });
+}
+
 /// While a leaf is split, and wherever an entry is broken for a moment, its place reads as nothing; an unmapping that believed it would leave the pages behind.
 #[test]
 fn an_unmapping_beside_a_split_leaves_nothing_behind() {

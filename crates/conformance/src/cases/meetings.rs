@@ -5,6 +5,7 @@ use super::Outcome;
 use crate::platform::Platform;
 use crate::space::{RO, RW, Space};
 use crate::spin::Spin;
+use core::sync::atomic::{AtomicBool, Ordering};
 use flagstone_pgtable::format::Entry;
 use flagstone_pgtable::format::Level;
 use flagstone_pgtable::{Become, NotOwned, Pte};
@@ -18,9 +19,17 @@ pub(super) fn entering<P: Platform>(p: &P) -> Outcome {
         return Outcome::Skipped("no memory for a page table");
     };
     let range = Space::<P>::pages(p.window(), PAGES);
+    let done = AtomicBool::new(false);
     p.run(p.cpus().min(3), &|cpu| {
         if cpu != 0 {
-            for n in 0..10 {
+            for n in 0.. {
+                if done.load(Ordering::SeqCst) || space.findings.any() {
+                    break;
+                }
+                // Away for longer than there, so that often nobody is.
+                for _ in 0..1 + n % 7 {
+                    let _ = space.ops().physical(space.at(n % PAGES));
+                }
                 space.enter();
                 // There or not, writable or not.
                 let _ = space.read(space.at((n * 7 + cpu) % PAGES));
@@ -28,15 +37,16 @@ pub(super) fn entering<P: Platform>(p: &P) -> Outcome {
             }
             return;
         }
-        for _ in 0..3 {
+        for _ in 0..2 {
             for n in 0..PAGES {
                 space.map_new(space.at(n), RW);
             }
-            for access in [RO, RW, RO] {
+            for access in [RO, RW, RO, RW, RO, RW] {
                 space.protect(range, access);
             }
             space.unmap(range);
         }
+        done.store(true, Ordering::SeqCst);
     });
     space.end(&[]);
     p.check_memory();

@@ -10,6 +10,9 @@ mod permissions;
 mod races;
 mod refusals;
 mod sharing;
+mod single;
+mod stores;
+mod unasked;
 mod unmapping;
 mod workloads;
 
@@ -58,6 +61,11 @@ cases! {
     "switching": unmapping::switching, "CPUs that use two page tables by turns see each one's pages, and what changed while they were away";
     "young-dirty": bits::set_by_use, "use makes a leaf young and stores make it dirty, by the unit or by a fault; cleared bits come back";
     "dirty-races": bits::races, "no store goes unnoticed while others clear dirty and young bits and change access";
+    "store-beside-change": stores::beside_changes, "one store beside one change of its page is noted, and nothing is left of it where the page has gone";
+    "store-beside-split": stores::beside_splits, "one store beside a split or a collapse is noted";
+    "use-unasked": unasked::changes, "where nobody asks for use, pages change by stores, and translations go all the same";
+    "single": single::entries, "single pages are mapped, protected and unmapped by the forms for one";
+    "single-races": single::races, "the same on many CPUs, beside what works on ranges and frees tables";
     "skim": bits::skim, "young leaves are found although tables that nobody used are skipped";
     "huge-pmd": huge::pmd, "a leaf of the second level maps all of its memory; splitting and joining change nothing that it says";
     "huge-pud": huge::pud, "the same on the third level";
