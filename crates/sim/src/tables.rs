@@ -256,6 +256,7 @@ unsafe impl<const SHIFT: u32, const ORDER: u32> Shootdown for &Machine<SHIFT, OR
                 what: *what,
                 left,
                 begun,
+                set: *cpus,
             });
             let cost = if unit.caps.broadcast {
                 self.costs.broadcast

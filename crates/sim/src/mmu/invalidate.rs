@@ -10,7 +10,7 @@ use crate::arch::Word;
 use crate::violation::{Checked, Rule, broken};
 use flagstone_host::Invalidate;
 use flagstone_seeded::Hooks;
-use flagstone_types::CpuMask;
+use flagstone_types::{CpuId, CpuMask};
 
 /// A shootdown that has not reached every CPU.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Flight {
     pub(crate) left: CpuMask,
     /// Its place in the order of events: what was written before is covered.
     pub(crate) begun: u64,
+    /// The CPUs that it is for.
+    pub(crate) set: CpuMask,
 }
 
 /// Whether the whole address space is meant.
@@ -209,7 +211,14 @@ impl Unit {
             );
             Some(text.into_boxed_str())
         };
-        for unit in &mut cpus {
+        for (cpu, unit) in cpus.iter_mut().enumerate() {
+            // It began to use the address space when who shoots had looked at the set: what it holds is not of this shootdown (V13).
+            let came_later = what.asid.is_some_and(|asid| asid.0 == unit.asid)
+                && unit.root.is_some()
+                && !flight.set.contains(CpuId(cpu as u32));
+            if came_later {
+                continue;
+            }
             for t in &mut unit.translations {
                 if t.condemned.is_none()
                     && self.is_for(what, t.tag)

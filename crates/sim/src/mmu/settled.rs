@@ -2,6 +2,7 @@
 
 use super::Unit;
 use super::cached::{Cached, CpuUnit};
+use crate::arch::Rights;
 use crate::violation::{Checked, Rule, broken};
 use flagstone_seeded::Hooks;
 
@@ -84,7 +85,7 @@ impl Unit {
                             "the tables translate 2^{} bytes at once",
                             now.shift
                         ))
-                    } else if t.dirty && !now.dirty {
+                    } else if t.dirty && !now.dirty && t.rights.contains(Rights::WRITE) {
                         Some("the entry is not dirty, and a store would not make it so".to_owned())
                     } else {
                         None
