@@ -3,7 +3,7 @@
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::buddy::End;
 use crate::page::{Page, PageKind, Place, State};
@@ -284,9 +284,12 @@ impl<H: Host> Frames<H> {
 
     /// Computes watermarks again until no size has changed meanwhile, so that the last word is right.
     pub(crate) fn compute_watermarks(&self) {
-        let mut seen = self.sizes.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let mut seen = self.sizes.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         loop {
             watermark::compute(self.zones(), &self.min_free);
+            // Else the look could come before what was computed is to be seen: a context that counts in between and is done
+            // sooner would be overwritten with what is out of date.
+            fence(Ordering::SeqCst);
             let now = self.sizes.load(Ordering::Acquire);
             if now == seen {
                 return;

@@ -85,7 +85,7 @@ impl Refusals {
 impl Slot {
     fn claim(&self, from: u8) -> bool {
         self.state
-            .compare_exchange(from, CLAIMED, Ordering::SeqCst, Ordering::Relaxed)
+            .compare_exchange(from, CLAIMED, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     }
 }

@@ -80,23 +80,16 @@ impl<H: Host> Caches<H> {
             let limit = if bits == 0 { cache.first_limit } else { 0 };
             cache.limit.store(limit, Ordering::SeqCst);
         }
-        drop((stopped, list));
         if !set {
             return true;
         }
-        // Who read the old limit before has set it when this is over (`set_array_limit`); who reads later finds 0.
+        drop(list);
+        // Who read the old limit before has set it when this is over (`set_array_limit`); who reads later finds 0. Arrays stay stopped meanwhile, so
+        // that nothing from here on can fail: another caller may rely on the same reason by now, and it could not be taken back.
         host.synchronize();
         let list = self.lock_list();
         // Where somebody cleared the reason meanwhile, arrays are on again.
         let off = |cache: &&Cache<H>| which(cache) && cache.limit.load(Ordering::SeqCst) == 0;
-        let Some(stopped) = host.stop_arrays() else {
-            for cache in list.iter().filter(off) {
-                if cache.reasons.0.fetch_and(!reason, Ordering::Relaxed) == reason {
-                    cache.limit.store(cache.first_limit, Ordering::SeqCst);
-                }
-            }
-            return false;
-        };
         for cache in list.iter().filter(off) {
             for cpu in 0..host.possible_cpus() {
                 cache.array.set_limit(CpuId(cpu), 0);

@@ -7,6 +7,7 @@
 //!   golden   the fast paths in the library as shipped (shipped, disassembly) are those of golden/fastpath.txt
 //!   header   include/flagstone.h is what the sources say
 //!   mutants  whether the tests notice when a lock, a flush, a look is left out (mutants)
+//!   orders   whether a model notices when an order of memory is weaker (orders)
 //!   kernel   the kernel image under QEMU: its tests, and one run
 //! ```
 
@@ -16,6 +17,7 @@ mod header;
 mod kernel;
 mod links;
 mod mutants;
+mod orders;
 mod packages;
 mod shipped;
 mod steps;
@@ -60,6 +62,8 @@ enum Command {
     },
     /// Check that the suite finds each mutant on the list within 1,000 seeds
     Mutants(mutants::Options),
+    /// Check that a model finds each order of memory that is weaker than written
+    Orders(mutants::Options),
     /// Boot the kernel image under QEMU
     Kernel {
         #[command(subcommand)]
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Command::Golden { update, library } => golden::run(&root, library, update),
         Command::Header { update } => header::run(&root, update),
         Command::Mutants(options) => mutants::run(&root, &options),
+        Command::Orders(options) => orders::run(&root, &options),
         Command::Kernel { what } => kernel::run(&root, &what),
     };
     match outcome {

@@ -106,6 +106,12 @@ const STEPS: &[Step] = &[
         runs_programs: false,
     },
     Step {
+        name: "orders",
+        cargo: &["xtask", "orders", "--seeds", "10000"],
+        variables: &[],
+        runs_programs: false,
+    },
+    Step {
         name: "kernel",
         cargo: &["xtask", "kernel", "test"],
         variables: &[],

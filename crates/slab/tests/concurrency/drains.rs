@@ -1,7 +1,9 @@
 //! Arrays that are drained all the time, broken on purpose, or switched off, beside their use.
 
 use super::ledger::{self, Flavour, Ledger};
-use flagstone_seeded::{ArrayForm, Machine, Mutation, Policy, Rng, Task, for_each_seed, task};
+use flagstone_seeded::{
+    ArrayForm, Call, Fault, Machine, Mutation, Policy, Rng, Task, for_each_seed, task,
+};
 use flagstone_slab::CacheParams;
 use flagstone_types::Gfp;
 use std::panic::AssertUnwindSafe;
@@ -151,4 +153,27 @@ fn arrays_that_are_off_stay_empty() {
         caches.shrink(handle);
         assert_eq!(caches.objects_out(handle), 0);
     });
+}
+
+/// A caller whose arrays can not be stopped a second time must not undo what another one was told: there is no second time.
+#[test]
+fn switching_off_fails_only_before_anything_has_changed() {
+    for nth in 1..4 {
+        let machine = Machine::builder().cpus(2).build();
+        let caches = ledger::boot(&machine, Flavour::Tiny.policy());
+        let handle = caches
+            .create(&CacheParams::new("switched", 64, 64))
+            .unwrap();
+        assert!(caches.set_arrays(&handle, false));
+        // Another caller: it is told no, or what it asked for holds; either way the first one's arrays stay off.
+        machine.inject(Call::StopArrays, Fault::Nth(nth));
+        let told = caches.set_arrays(&handle, false);
+        machine.inject(Call::StopArrays, Fault::Never);
+        assert_eq!(told, nth != 1, "stop number {nth}");
+        assert_eq!(caches.info(&handle).limit, 0);
+        let object = caches.alloc(&handle, Gfp::KERNEL).unwrap();
+        // SAFETY: allocated above.
+        unsafe { caches.free(&handle, object) };
+        assert_eq!(caches.info(&handle).cached_objects, 0);
+    }
 }

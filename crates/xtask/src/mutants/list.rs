@@ -54,7 +54,7 @@ pub(crate) struct Mutant {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Edit {
+pub(crate) struct Edit {
     /// Of another file than the mutant's.
     file: Option<String>,
     after: Option<String>,
@@ -87,6 +87,15 @@ pub(crate) fn read(root: &Path) -> Result<Vec<Mutant>> {
             toml::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
         mutants.extend(list.mutant);
     }
+    check(&mutants)?;
+    Ok(mutants)
+}
+
+/// That names are used once, and that each entry has what its kind needs.
+///
+/// # Errors
+/// The first one of which that is not so.
+pub(crate) fn check(mutants: &[Mutant]) -> Result<()> {
     for (n, mutant) in mutants.iter().enumerate() {
         let name = &mutant.name;
         ensure!(
@@ -98,7 +107,23 @@ pub(crate) fn read(root: &Path) -> Result<Vec<Mutant>> {
             _ => ensure!(mutant.reason.is_some(), "mutant {name} has no reason"),
         }
     }
-    Ok(mutants)
+    Ok(())
+}
+
+/// That every text to be edited is where the list says.
+///
+/// # Errors
+/// The first one that is not.
+#[cfg(test)]
+pub(crate) fn check_places(root: &Path, mutants: &[Mutant]) -> Result<()> {
+    for mutant in mutants {
+        for (file, edit) in mutant.edits() {
+            let text = std::fs::read_to_string(root.join(file))?;
+            edit.place(&text)
+                .with_context(|| format!("{}: {file}", mutant.name))?;
+        }
+    }
+    Ok(())
 }
 
 impl Mutant {
@@ -120,6 +145,15 @@ impl Mutant {
 }
 
 impl Edit {
+    /// The text with the edit in it.
+    ///
+    /// # Errors
+    /// If the text is not where it should be.
+    pub(crate) fn applied(&self, text: &str) -> Result<String> {
+        let (start, end) = self.place(text)?;
+        Ok(format!("{}{}{}", &text[..start], self.into, &text[end..]))
+    }
+
     /// Where the text is.
     fn place(&self, text: &str) -> Result<(usize, usize)> {
         let (from, rest) = match &self.after {
@@ -260,6 +294,7 @@ pub(crate) fn keep_formats(tree: &Path, runs: &[&str]) -> Result<()> {
 /// The function that tells mutants apart, at the end of the copy's `flagstone-types`: the environment says which one is asked for, none by default.
 pub(crate) const SWITCH: &str = "
 extern crate std;
+extern crate self as flagstone_types;
 
 /// Whether the program is this mutant.
 #[inline]
@@ -306,13 +341,7 @@ mod tests {
             .nth(2)
             .unwrap();
         let mutants = read(root).unwrap();
-        for mutant in &mutants {
-            for (file, edit) in mutant.edits() {
-                let text = std::fs::read_to_string(root.join(file)).unwrap();
-                let place = edit.place(&text);
-                assert!(place.is_ok(), "{}: {file}: {place:?}", mutant.name);
-            }
-        }
+        check_places(root, &mutants).unwrap();
         let suite = mutants.iter().filter(|m| m.kind == Kind::Suite).count();
         assert!(suite >= 40, "{suite} mutants");
     }

@@ -11,9 +11,9 @@
 //!
 //! The sources of the repository know nothing of it: only the copy has the switch.
 
-mod list;
-mod report;
-mod trial;
+pub(crate) mod list;
+pub(crate) mod report;
+pub(crate) mod trial;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     sample: bool,
     /// Seeds within which each must be found
     #[arg(long, default_value_t = 1000)]
-    seeds: u64,
+    pub(crate) seeds: u64,
     /// Seconds without a sign of life: a seed that does not end has found it
     #[arg(long, default_value_t = 600)]
     limit: u64,
@@ -46,10 +46,10 @@ pub(crate) struct Options {
     jobs: Option<usize>,
     /// Write what killed each to this file, as JSON
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Print the list and do nothing
     #[arg(long)]
-    list: bool,
+    pub(crate) list: bool,
 }
 
 /// Runs every mutant that is asked for, then the same seeds without any.
@@ -64,7 +64,14 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         return Ok(());
     }
     let start = Instant::now();
-    let tree = copy(root, &all, &chosen)?;
+    let tree = copy(root, &root.join("target/mutants"), |fresh| {
+        list::apply(fresh, &all)?;
+        let runs = chosen.iter().flat_map(|(_, mutant)| &mutant.runs);
+        list::keep_formats(fresh, &runs.map(String::as_str).collect::<Vec<_>>())?;
+        let types = fresh.join("crates/types/src/lib.rs");
+        let text = std::fs::read_to_string(&types)? + list::SWITCH;
+        std::fs::write(&types, text).context("writing the switch")
+    })?;
     let binaries = build(root, &tree, &chosen)?;
     println!("built in {:.0} s", start.elapsed().as_secs_f64());
 
@@ -95,7 +102,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
 }
 
 /// The mutants that are to be run, with their numbers.
-fn chosen<'l>(all: &'l [Mutant], options: &Options) -> Result<Vec<(usize, &'l Mutant)>> {
+pub(crate) fn chosen<'l>(all: &'l [Mutant], options: &Options) -> Result<Vec<(usize, &'l Mutant)>> {
     for name in &options.only {
         if all.iter().all(|mutant| mutant.name != *name) {
             bail!("no mutant {name}; `--list` names them");
@@ -110,9 +117,12 @@ fn chosen<'l>(all: &'l [Mutant], options: &Options) -> Result<Vec<(usize, &'l Mu
     Ok(numbered.filter(|(_, mutant)| wanted(mutant)).collect())
 }
 
-/// Copies the sources to `target/mutants/tree` and puts the mutants in. What has not changed keeps its time, so that it is not built again.
-fn copy(root: &Path, all: &[Mutant], chosen: &[(usize, &Mutant)]) -> Result<PathBuf> {
-    let base = root.join("target/mutants");
+/// Copies the sources to `tree` in `base`, changed by `edit`. What has not changed keeps its time, so that it is not built again.
+pub(crate) fn copy(
+    root: &Path,
+    base: &Path,
+    edit: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let (tree, fresh) = (base.join("tree"), base.join("fresh"));
     if fresh.exists() {
         std::fs::remove_dir_all(&fresh).context("removing an old copy")?;
@@ -141,12 +151,7 @@ fn copy(root: &Path, all: &[Mutant], chosen: &[(usize, &Mutant)]) -> Result<Path
         }
         std::fs::copy(&from, &to).with_context(|| format!("copying {name}"))?;
     }
-    list::apply(&fresh, all)?;
-    let runs = chosen.iter().flat_map(|(_, mutant)| &mutant.runs);
-    list::keep_formats(&fresh, &runs.map(String::as_str).collect::<Vec<_>>())?;
-    let types = fresh.join("crates/types/src/lib.rs");
-    let text = std::fs::read_to_string(&types)? + list::SWITCH;
-    std::fs::write(&types, text)?;
+    edit(&fresh)?;
     // Only what differs is written.
     let mut stale = Vec::new();
     walk(&tree, &mut stale)?;
@@ -174,7 +179,8 @@ fn copy(root: &Path, all: &[Mutant], chosen: &[(usize, &Mutant)]) -> Result<Path
     Ok(tree)
 }
 
-fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// Every file below a folder.
+pub(crate) fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     if !folder.is_dir() {
         return Ok(());
     }
@@ -189,25 +195,28 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
+/// Runs cargo on a copy and returns what it said.
+pub(crate) fn cargo(tree: &Path, target: &Path, args: &[&str]) -> Result<String> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(tree)
+        .args(args)
+        .env("CARGO_TARGET_DIR", target)
+        // The copy is full of blocks that nobody would write.
+        .env("RUSTFLAGS", "-Awarnings")
+        // Panics are caught, and nobody looks at the program itself.
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        .env("CARGO_INCREMENTAL", "0")
+        .stderr(Stdio::inherit())
+        .output()
+        .context("running cargo")?;
+    ensure!(output.status.success(), "cargo {} failed", args.join(" "));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Builds the runner and the test binaries that the mutants name.
 fn build(root: &Path, tree: &Path, chosen: &[(usize, &Mutant)]) -> Result<Binaries> {
     let target = root.join("target/mutants/build");
-    let cargo = |args: &[&str]| -> Result<String> {
-        let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .current_dir(tree)
-            .args(args)
-            .env("CARGO_TARGET_DIR", &target)
-            // The copy is full of blocks that nobody would write.
-            .env("RUSTFLAGS", "-Awarnings")
-            // Panics are caught, and nobody looks at the program itself.
-            .env("CARGO_PROFILE_DEV_DEBUG", "false")
-            .env("CARGO_INCREMENTAL", "0")
-            .stderr(Stdio::inherit())
-            .output()
-            .context("running cargo")?;
-        ensure!(output.status.success(), "cargo {} failed", args.join(" "));
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    };
+    let cargo = |args: &[&str]| cargo(tree, &target, args);
     let uses = |what: &dyn Fn(&str) -> bool| {
         chosen
             .iter()
@@ -241,7 +250,7 @@ fn build(root: &Path, tree: &Path, chosen: &[(usize, &Mutant)]) -> Result<Binari
 }
 
 /// Runs trials on all processors.
-fn all_at_once(
+pub(crate) fn all_at_once(
     trials: Vec<Trial>,
     binaries: &Binaries,
     options: &Options,
