@@ -21,6 +21,7 @@ pub mod live;
 mod misuse;
 pub mod process;
 pub mod report;
+pub mod spool;
 
 pub use ageing::trim;
 pub use global::Flagstone;

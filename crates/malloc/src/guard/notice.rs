@@ -5,7 +5,7 @@ use core::fmt;
 use flagstone_types::Nanos;
 
 use super::pool::{Slot, State, Trace, pattern};
-use crate::process::syscall;
+use crate::spool::{self, Account, CallTrace, Frame, JsonString};
 
 /// What went wrong.
 #[derive(Clone, Copy, Debug)]
@@ -38,43 +38,25 @@ pub(super) struct Notice {
 impl Notice {
     /// Sends it where reports go.
     pub(super) fn send(&self) {
-        let mut text = Text {
-            bytes: [0; LONGEST],
-            filled: 0,
-        };
-        // What does not fit is cut.
-        let _ = fmt::Write::write_fmt(&mut text, format_args!("{self}"));
-        syscall::write_all(libc::STDERR_FILENO, &text.bytes[..text.filled]);
+        spool::send(self);
     }
 }
 
-/// The longest report in bytes.
-const LONGEST: usize = 8 << 10;
-
-struct Text {
-    bytes: [u8; LONGEST],
-    filled: usize,
-}
-
-impl fmt::Write for Text {
-    fn write_str(&mut self, s: &str) -> fmt::Result {
-        let taken = s.len().min(LONGEST - self.filled);
-        self.bytes[self.filled..self.filled + taken].copy_from_slice(&s.as_bytes()[..taken]);
-        self.filled += taken;
-        if taken == s.len() {
-            Ok(())
-        } else {
-            Err(fmt::Error)
-        }
+impl Account for Notice {
+    fn write_text(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        write!(out, "{self}")
     }
-}
 
-/// A return address.
-struct Frame(usize);
-
-impl fmt::Display for Frame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
+    fn write_json(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        write!(
+            out,
+            "{{\"bug\":\"KFENCE\",\"pid\":{},\"object\":\"{:#x}\",\"message\":{},\"stack\":",
+            crate::report::pid(),
+            self.slot.address,
+            JsonString(self)
+        )?;
+        CallTrace(self.now.frames()).write_json(out)?;
+        out.write_char('}')
     }
 }
 

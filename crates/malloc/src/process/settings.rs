@@ -23,6 +23,18 @@ pub enum ArrayChoice {
     Exchange,
 }
 
+/// How reports of bugs are written to the folder `FLAGSTONE_REPORTS`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReportFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// A line of JSON each.
+    Json,
+    /// Each in its file.
+    Both,
+}
+
 /// The longest value of `FLAGSTONE_STATS` in bytes.
 pub const LONGEST_STATS: usize = 1024;
 
@@ -39,6 +51,10 @@ pub struct Settings {
     pub verbose: bool,
     /// Sampled guard pages (`FLAGSTONE_GUARD=1` or `interval=MS,objects=N`); `None` for none.
     pub guard: Option<GuardParams>,
+    /// How reports are written (`FLAGSTONE_REPORT_FORMAT=text|json|both`).
+    pub report_format: ReportFormat,
+    reports: [u8; LONGEST_STATS],
+    reports_length: Option<u16>,
     stats: [u8; LONGEST_STATS],
     stats_length: Option<u16>,
     live: [u8; LONGEST_STATS],
@@ -57,6 +73,9 @@ impl Settings {
         retain: None,
         verbose: false,
         guard: None,
+        report_format: ReportFormat::Text,
+        reports: [0; LONGEST_STATS],
+        reports_length: None,
         stats: [0; LONGEST_STATS],
         stats_length: None,
         live: [0; LONGEST_STATS],
@@ -71,6 +90,14 @@ impl Settings {
     #[must_use]
     pub fn stats(&self) -> Option<&[u8]> {
         self.stats_length.map(|n| &self.stats[..n as usize])
+    }
+
+    /// The folder that reports of bugs go to (`FLAGSTONE_REPORTS`), as given; `None` for standard error.
+    #[must_use]
+    pub fn reports(&self) -> Option<&[u8]> {
+        self.reports_length
+            .map(|n| &self.reports[..n as usize])
+            .filter(|folder| !folder.is_empty())
     }
 
     /// The directory for live statistics (`FLAGSTONE_LIVE`), as given; `None` if they are not wanted.
@@ -159,6 +186,15 @@ impl Settings {
                 }
             },
             b"STATS" => keep(value, &mut self.stats, &mut self.stats_length)?,
+            b"REPORTS" => keep(value, &mut self.reports, &mut self.reports_length)?,
+            b"REPORT_FORMAT" => {
+                self.report_format = match value {
+                    b"text" => ReportFormat::Text,
+                    b"json" => ReportFormat::Json,
+                    b"both" => ReportFormat::Both,
+                    _ => return Err(Refused::Malformed("one of text, json, both")),
+                }
+            }
             b"LIVE" => keep(value, &mut self.live, &mut self.live_length)?,
             b"INJECT" => keep(value, &mut self.inject, &mut self.inject_length)?,
             b"NUMA" => keep(value, &mut self.numa, &mut self.numa_length)?,
