@@ -21,6 +21,12 @@ pub(crate) enum Command {
     Slabinfo(SlabinfoOptions),
     Guard(GuardOptions),
     Ptdump(PtdumpOptions),
+    /// Tell the frames of a report by function, file and line
+    Symbolize {
+        /// The report; standard input without it
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
     /// Measure Flagstone beside its rivals, interleaved, in one run
     Bench {
         #[command(subcommand)]
@@ -136,6 +142,18 @@ pub(crate) struct RunOptions {
     /// (100 ms), among so many objects at most (255)
     #[arg(long, value_name = "interval=MS,objects=N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub(crate) guard: Option<OsString>,
+
+    /// Show reports of bugs with functions, files and lines. The program is a child then
+    #[arg(long)]
+    pub(crate) reports: bool,
+
+    /// Exit with this status if there were reports of bugs; implies --reports
+    #[arg(long, value_name = "N")]
+    pub(crate) error_exit: Option<u8>,
+
+    /// Append each report of a bug to FILE, as a line of JSON; implies --reports
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) json_reports: Option<PathBuf>,
 
     /// Set a variable in the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]

@@ -6,6 +6,7 @@
 //!   guard      shows and switches the sampled guard pages of a process
 //!   ptdump     shows the page tables in an image of a machine's memory
 //!   sim        runs page tables on simulated machines
+//!   symbolize  tells the frames of a report by function, file and line
 //!   bench      measures Flagstone beside its rivals
 //!   library, completions, man
 //! ```
@@ -27,6 +28,8 @@ mod run;
 mod sim;
 mod slabinfo;
 mod stats_file;
+mod supervise;
+mod symbols;
 
 use args::{Cli, Command, Simulation};
 use clap::Parser;
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Slabinfo(options) => slabinfo::slabinfo(&options),
         Command::Guard(options) => guard::guard(&options),
         Command::Ptdump(options) => ptdump::ptdump(&options),
+        Command::Symbolize { file } => symbols::filter(file.as_deref()),
         Command::Bench { experiment } => bench::bench(&experiment),
         Command::Sim {
             what: Simulation::Conformance(options),

@@ -1,9 +1,10 @@
 //! `flagstone run`: becomes the program, with the shared library preloaded.
 //!
 //! Nothing of this process stays, so exit status, signals, standard streams and process id are the
-//! program's own. The report of `--stats` is written by the library when the program ends.
+//! program's own. Where reports of bugs are to be shown with functions and lines it stays, and ends as the program did (`supervise.rs`). The report of `--stats` is written by the library when the program ends.
 
 use crate::args::RunOptions;
+use crate::supervise::{self, Ending, Wishes};
 use crate::{library, live, program};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -16,9 +17,13 @@ const OWN_FAILURE: u8 = 125;
 
 /// Becomes the program, or returns the exit status that says why not.
 pub(crate) fn run(options: &RunOptions) -> ExitCode {
-    let Err(failure) = start(options);
-    eprintln!("flagstone: {}", failure.message);
-    ExitCode::from(failure.status)
+    match start(options) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("flagstone: {}", failure.message);
+            ExitCode::from(failure.status)
+        }
+    }
 }
 
 struct Failure {
@@ -35,7 +40,7 @@ impl Failure {
     }
 }
 
-fn start(options: &RunOptions) -> Result<std::convert::Infallible, Failure> {
+fn start(options: &RunOptions) -> Result<u8, Failure> {
     let (name, arguments) = options
         .command
         .split_first()
@@ -74,19 +79,64 @@ fn start(options: &RunOptions) -> Result<std::convert::Infallible, Failure> {
     if let Some(stats) = &options.stats {
         command.env("FLAGSTONE_STATS", stats_setting(stats)?);
     }
-    if let Some(guard) = &options.guard {
-        command.env("FLAGSTONE_GUARD", guard);
-    }
+    let flags = flags(options);
+    command.envs(
+        flags
+            .iter()
+            .filter_map(|flag| Some((flag.variable, flag.value?))),
+    );
     if of_program("FLAGSTONE_LIVE").is_none()
         && let Some(folder) = live::folder_for_programs()
     {
         command.env("FLAGSTONE_LIVE", folder);
     }
-    let error = command.exec();
+    let is_watched = options.reports
+        || options.error_exit.is_some()
+        || options.json_reports.is_some()
+        || flags
+            .iter()
+            .any(|flag| flag.value.is_some() && flag.reports);
+    let error = if is_watched {
+        let wishes = Wishes {
+            error_exit: options.error_exit,
+            json: options.json_reports.as_deref(),
+        };
+        match supervise::supervise(&mut command, wishes) {
+            Ok(Ending::Exit(status)) => return Ok(status),
+            Ok(Ending::NotStarted(error)) => error,
+            Err(error) => return Err(Failure::own(format!("{error:#}"))),
+        }
+    } else {
+        command.exec()
+    };
     Err(Failure {
         status: program::status_of(&error),
         message: format!("{}: {error}", name.display()),
     })
+}
+
+/// An option that becomes a setting of the library.
+struct Flag<'a> {
+    variable: &'static str,
+    /// What was given; `None` if the option was not.
+    value: Option<&'a OsStr>,
+    /// Whether its reports are to be shown with functions and lines, by a process that stays.
+    reports: bool,
+}
+
+impl<'a> Flag<'a> {
+    fn new(variable: &'static str, value: &'a Option<OsString>, reports: bool) -> Self {
+        Self {
+            variable,
+            value: value.as_deref(),
+            reports,
+        }
+    }
+}
+
+/// The options that become settings: a line for each.
+fn flags(options: &RunOptions) -> Vec<Flag<'_>> {
+    vec![Flag::new("FLAGSTONE_GUARD", &options.guard, false)]
 }
 
 fn variable(text: &OsStr) -> Result<(&OsStr, &OsStr), Failure> {
