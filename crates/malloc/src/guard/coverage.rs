@@ -6,7 +6,7 @@
 /// Counters; a power of two.
 const COUNTERS: usize = 1024;
 /// Frames of a stack that tell it from others.
-const FRAMES: usize = 8;
+const FRAMES: usize = 16;
 
 /// The stacks of the objects in the pool.
 #[derive(Debug)]
