@@ -51,6 +51,9 @@ pub(crate) fn count(subject: &str, scale: &Scale, print: &mut Print<'_>) -> Resu
             min_objects: 1,
             cache_line: 64,
             in_record: false,
+            in_object: true,
+            zeroed: false,
+            tail: 0,
         };
         let policy = Policy {
             layout,

@@ -155,6 +155,11 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) json_reports: Option<PathBuf>,
 
+    /// Harden the heap: by all there is, or by those named of random, guards, zero_free, zero_alloc, check_free, canary, encode
+    /// and usercopy
+    #[arg(long, value_name = "NAME,…", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub(crate) harden: Option<OsString>,
+
     /// Set a variable in the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     pub(crate) variables: Vec<OsString>,

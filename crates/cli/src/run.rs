@@ -136,7 +136,10 @@ impl<'a> Flag<'a> {
 
 /// The options that become settings: a line for each.
 fn flags(options: &RunOptions) -> Vec<Flag<'_>> {
-    vec![Flag::new("FLAGSTONE_GUARD", &options.guard, false)]
+    vec![
+        Flag::new("FLAGSTONE_GUARD", &options.guard, false),
+        Flag::new("FLAGSTONE_HARDEN", &options.harden, false),
+    ]
 }
 
 fn variable(text: &OsStr) -> Result<(&OsStr, &OsStr), Failure> {

@@ -230,7 +230,10 @@ fn debug_information_apart_is_found_by_its_link() {
     let mut command = flagstone();
     command.args(["run", "--reports", "--"]).arg(&program);
     let text = stderr(&command.output().unwrap());
-    assert!(text.contains("/program.c:4 (") && text.contains(" release "), "{text}");
+    assert!(
+        text.contains("/program.c:4 (") && text.contains(" release "),
+        "{text}"
+    );
 }
 
 #[test]

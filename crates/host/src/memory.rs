@@ -73,6 +73,19 @@ pub unsafe trait PhysMem: PageMap {
     fn tag(&self, frames: PfnRange, tag: u16) {
         let _ = (frames, tag);
     }
+
+    /// Makes frames that belonged to a slab accessible in whole again, where the host took that from a part of them when they were tagged. `false` if
+    /// it can not: the frames are lost.
+    fn reopen(&self, frames: PfnRange) -> bool {
+        let _ = frames;
+        true
+    }
+
+    /// Notes that the object of `bytes` bytes at `object`, of a size class that the host hands out too, was a structure of the
+    /// core's own and is about to be freed, for a host whose free objects have contents (A13). The host may write to it.
+    fn returned(&self, object: NonNull<u8>, bytes: usize) {
+        let _ = (object, bytes);
+    }
 }
 
 /// The owner of the memory behind the frames: a hypervisor, an operating system, or

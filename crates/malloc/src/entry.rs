@@ -14,7 +14,7 @@ use crate::classes::{self, COARSE_MAX, COARSE_STEP, FINE_MAX, GRANULE};
 use crate::heap::{LARGEST_OBJECT, PLACES, caches, heap, usable_at};
 use crate::large::{self, LARGEST_RUN};
 use crate::process::{Process, fast, syscall};
-use crate::{ageing, direct, guard, misuse};
+use crate::{ageing, direct, guard, harden, misuse};
 
 /// Alignment that every allocation has, in bytes.
 pub const ALIGN: usize = GRANULE;
@@ -71,6 +71,9 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
     let Ok(caches) = heap() else {
         return null_mut();
     };
+    if harden::is_on() {
+        return allocate_hardened(caches, size);
+    }
     ageing::tick(caches);
     if let Some(object) = guarded(size, ALIGN) {
         return object.as_ptr();
@@ -82,6 +85,27 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
         };
     }
     allocate_large(caches, size).map_or(null_mut(), |(at, _)| at.as_ptr())
+}
+
+/// The way with hardening: objects of classes by the hardened path, larger ones as ever.
+fn allocate_hardened(caches: &Caches<Process>, size: usize) -> *mut u8 {
+    if let Some(object) = guarded(size, ALIGN) {
+        return object.as_ptr();
+    }
+    if size.saturating_add(harden::extra_bytes()) <= LARGEST_OBJECT {
+        return harden::allocate(caches, size);
+    }
+    ageing::tick(caches);
+    match allocate_large(caches, size) {
+        Ok((at, zero)) => {
+            if harden::zeroes_allocated() && !zero {
+                // SAFETY: the memory is ours and has so many bytes.
+                unsafe { at.write_bytes(0, size) };
+            }
+            at.as_ptr()
+        }
+        Err(_) => null_mut(),
+    }
 }
 
 /// A run or a mapping; also whether it is known to be zero.
@@ -182,7 +206,15 @@ fn allocate_aligned_more(size: usize, align: usize) -> *mut u8 {
     if let Some(object) = guarded(size, align) {
         return object.as_ptr();
     }
-    if let Some(class) = classes::aligned_class_of(size, align) {
+    if harden::is_on()
+        && let Some(class) =
+            classes::aligned_class_of(size.saturating_add(harden::extra_bytes()), align)
+    {
+        return harden::allocate_class(caches, class, size);
+    }
+    if !harden::is_on()
+        && let Some(class) = classes::aligned_class_of(size, align)
+    {
         // The object of the whole class, so that its size finds the class again.
         return allocate(classes::SIZES[class] as usize);
     }
@@ -222,6 +254,12 @@ fn usable_size_of_other(object: *mut u8) -> usize {
     let Some(object) = NonNull::new(object) else {
         return 0;
     };
+    if harden::is_on()
+        && let Some(caches) = caches()
+        && let Some(bytes) = harden::usable_size(caches, object)
+    {
+        return bytes;
+    }
     match find(object) {
         Ok(Kind::Object(cache)) => cache.usable_size(),
         Ok(Kind::Run(frames)) => frames.pages * <Process as flagstone_host::PageMap>::PAGE_SIZE,
@@ -229,6 +267,11 @@ fn usable_size_of_other(object: *mut u8) -> usize {
         Ok(Kind::Guarded(size)) => size,
         Err(error) => misuse::invalid(object, error),
     }
+}
+
+/// Where the array of a cache is in every slice, in bytes.
+fn place_of(cache: &flagstone_slab::Cache<Process>) -> u32 {
+    u32::from(flagstone_host::CpuCache::tag(cache.array())) << fast::TAG_SHIFT
 }
 
 /// What starts at a pointer.
@@ -274,14 +317,28 @@ pub unsafe fn free_slow(object: *mut u8) {
     if guard::find(object).is_some() {
         return guard::free(object);
     }
-    match (find(object), caches()) {
+    let heap = caches();
+    if harden::is_on()
+        && let Some(caches) = heap
+        // SAFETY: as promised.
+        && unsafe { harden::free(caches, object) }
+    {
+        return;
+    }
+    match (find(object), heap) {
         // SAFETY: as promised.
         (Ok(Kind::Object(cache)), Some(caches)) => unsafe {
+            if harden::is_on() {
+                harden::give_up(object, place_of(cache));
+            }
             caches.free(cache, object);
             ageing::tick(caches);
         },
         // SAFETY: as promised.
         (Ok(Kind::Run(frames)), Some(caches)) => unsafe {
+            if harden::zeroes_freed() {
+                large::wipe(caches, frames);
+            }
             large::free(caches, frames);
             ageing::tick(caches);
         },
@@ -323,6 +380,17 @@ const fn fits(size: usize, have: usize) -> bool {
 /// As [`reallocate`].
 #[inline(never)]
 unsafe fn reallocate_more(object: NonNull<u8>, size: usize) -> *mut u8 {
+    if harden::is_on()
+        && size <= MOST_BYTES
+        && let Some(caches) = caches()
+    {
+        match harden::reallocate(caches, object, size, fits) {
+            None => {}
+            Some(Ok(())) => return object.as_ptr(),
+            // SAFETY: as promised.
+            Some(Err(have)) => return unsafe { move_to(object, have, size) },
+        }
+    }
     let kind = match find(object) {
         Ok(kind) => kind,
         Err(error) => misuse::invalid(object, error),

@@ -22,7 +22,8 @@ static REGISTERED: AtomicBool = AtomicBool::new(false);
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the C library says that this is the only thread. `false` where it does not tell (before glibc 2.32).
-fn is_only_thread() -> bool {
+#[inline(always)]
+pub(crate) fn is_only_thread() -> bool {
     let flag: *const u8;
     // SAFETY: reads an address that the loader filled in, 0 if there is no such symbol. The reference is weak, so that
     // older C libraries do without.

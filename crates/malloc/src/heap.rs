@@ -92,11 +92,14 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
     }
     match bring_up() {
         Ok(caches) => {
+            publish_classes(caches);
+            // Every object that a program gets is one that hardening knows (D1).
+            crate::harden::start(caches);
             CACHES.store(core::ptr::from_ref(caches).cast_mut(), Ordering::Release);
             STATE.store(UP, Ordering::Release);
             // Before the first allocation is handed out, and able to allocate if the C library does.
             fork::register();
-            publish_places(caches);
+            fill_places(caches);
             crate::live::begin();
             if let Some(guard) = &caches.host().settings().guard {
                 crate::guard::start(guard);
@@ -117,22 +120,40 @@ fn bring_up() -> Result<&'static Caches<Process>, AllocError> {
     frames.set_min_free(Some(0));
     // SAFETY: a static.
     unsafe { frames.set_reclaimer(&raw const GROWTH) };
-    let caches = Caches::boot(frames, POLICY, &CLASSES)?;
+    let wanted = Process::start().settings().harden;
+    let policy = Policy {
+        layout: crate::harden::layout(wanted, POLICY.layout),
+        ..POLICY
+    };
+    let caches = Caches::boot(frames, policy, &CLASSES)?;
     Ok(caches)
 }
 
-/// From here on the fast paths work.
-fn publish_places(caches: &Caches<Process>) {
-    for class in 0..classes::COUNT {
+fn publish_classes(caches: &Caches<Process>) {
+    for (class, place) in BY_CLASS.iter().enumerate() {
         if let Some(cache) = caches.class_cache(class) {
             let tag = cache.array().tag() as usize;
             USABLE[tag].store(cache.usable_size() as u32, Ordering::Relaxed);
+            place.store((tag << TAG_SHIFT) as u32, Ordering::Relaxed);
         }
     }
-    fill_places(caches);
 }
 
+/// Where the array of each class is in every slice, in bytes.
+static BY_CLASS: [AtomicU32; classes::COUNT] = [const { AtomicU32::new(0) }; classes::COUNT];
+
+/// Where the array of a class is in every slice, in bytes; 0 until the heap is up.
+#[inline(always)]
+pub(crate) fn class_place(class: usize) -> u32 {
+    BY_CLASS[class].load(Ordering::Relaxed)
+}
+
+/// From here on the fast path of allocations works.
 fn fill_places(caches: &Caches<Process>) {
+    if crate::harden::is_on() {
+        // The fast path of allocations finds no array, ever (D1).
+        return;
+    }
     let place = |class: u8| {
         let tag = caches
             .class_cache(class as usize)
@@ -189,6 +210,9 @@ pub const POLICY: Policy = Policy {
         min_objects: 16,
         cache_line: 64,
         in_record: true,
+        in_object: true,
+        zeroed: false,
+        tail: 0,
     },
     arrays,
     alien_limit: 32,

@@ -7,7 +7,7 @@ use flagstone_host::{PageMap, PhysMem};
 use flagstone_slab::Caches;
 use flagstone_types::{AllocError, Gfp, Order, PfnRange};
 
-use crate::process::Process;
+use crate::process::{Process, syscall};
 
 const FRAME: usize = Process::PAGE_SIZE;
 
@@ -89,6 +89,26 @@ pub(crate) unsafe fn resize(
     };
     let _ = run.into_raw();
     result
+}
+
+/// Runs of at least so many bytes are emptied by giving their pages back instead of writing to them.
+const GIVEN_BACK: usize = 256 << 10;
+
+/// Makes the run zero.
+///
+/// # Safety
+/// The caller owns it.
+pub(crate) unsafe fn wipe(caches: &Caches<Process>, frames: PfnRange) {
+    let at = caches.host().frame_ptr(frames.start);
+    let length = frames.pages * FRAME;
+    if length >= GIVEN_BACK {
+        // SAFETY: as promised: the contents are lost.
+        if unsafe { syscall::advise(at.addr().get(), length, libc::MADV_DONTNEED) }.is_ok() {
+            return;
+        }
+    }
+    // SAFETY: as promised.
+    unsafe { at.write_bytes(0, length) };
 }
 
 /// Frees the run.

@@ -13,6 +13,7 @@ mod fork;
 mod global;
 mod growth;
 pub mod guard;
+pub mod harden;
 pub mod heap;
 mod hot;
 pub mod known;

@@ -11,7 +11,10 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 mod harness;
 
-use harness::{Compiler, DEFAULT, Ending, FOUR_NODES, Finished, Library, Mode, NO_RSEQ, Run};
+use harness::{
+    Compiler, DEFAULT, Ending, FOUR_NODES, Finished, HARDENED, HARDENED_OTHERWISE, Library, Mode,
+    NO_RSEQ, Run,
+};
 
 /// Exit status of a case that the machine cannot show.
 const SKIPPED: i32 = 77;
@@ -35,7 +38,7 @@ fn trials() -> Result<Vec<Trial>, String> {
     let library = Arc::new(Library::find()?);
     let modes: &[Mode] = match *library {
         Library::None => &[DEFAULT],
-        Library::Preloaded(_) => &[DEFAULT, NO_RSEQ, FOUR_NODES],
+        Library::Preloaded(_) => &[DEFAULT, NO_RSEQ, FOUR_NODES, HARDENED, HARDENED_OTHERWISE],
     };
     let programs = programs()?;
     let mut trials = harness_trials(&programs[0]);
@@ -54,6 +57,12 @@ fn trials() -> Result<Vec<Trial>, String> {
             }
             for &mode in modes {
                 if flags & SLOW != 0 && mode.name != DEFAULT.name {
+                    continue;
+                }
+                // Slabs whose guards the system does not open again are lost, and this one counts what is used again.
+                if mode.name.starts_with("hardened")
+                    && case == "a_filter_refuses_every_call_that_gives_memory"
+                {
                     continue;
                 }
                 let (program, case, library) =

@@ -13,7 +13,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 mod harness;
 
-use harness::{Compiler, DEFAULT, Ending, Library, Mode, NO_RSEQ, Run, source_folder};
+use harness::{
+    Compiler, DEFAULT, Ending, HARDENED, HARDENED_OTHERWISE, Library, Mode, NO_RSEQ, Run,
+    source_folder,
+};
 
 /// One program to run.
 struct Program {
@@ -120,7 +123,7 @@ fn trials() -> Result<Vec<Trial>, String> {
     for program in PROGRAMS {
         // The first mode to run finds out what the program prints without the library.
         let without: Arc<OnceLock<Result<String, String>>> = Arc::default();
-        for mode in [DEFAULT, NO_RSEQ] {
+        for mode in [DEFAULT, NO_RSEQ, HARDENED, HARDENED_OTHERWISE] {
             let (library, without) = (Arc::clone(&library), Arc::clone(&without));
             trials.push(Trial::test(
                 format!("{}/{}", mode.name, program.name),

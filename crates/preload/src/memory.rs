@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 
 use flagstone_malloc::entry;
+use flagstone_malloc::harden::copy::Direction;
 
 /// The smallest page of the system in bytes.
 const PAGE: usize = 4096;
@@ -192,4 +193,15 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
     // SAFETY: the caller's promise.
     unsafe { entry::usable_size(object.cast()) }
+}
+
+/// For the object that checks copies (`flagstone-usercopy`): comes back if the bytes lie in one object or in none. `direction` is 0 if they are read and 1 if they are overwritten.
+#[unsafe(no_mangle)]
+pub extern "C" fn flagstone_check_copy(buffer: *const c_void, length: usize, direction: c_int) {
+    let direction = if direction == 0 {
+        Direction::From
+    } else {
+        Direction::To
+    };
+    flagstone_malloc::harden::copy::check(buffer.cast(), length, direction);
 }

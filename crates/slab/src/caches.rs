@@ -252,7 +252,7 @@ impl<H: Host> Caches<H> {
             || params.usercopy.size != 0
             || params.arrays.is_some()
             || params.cpu_slabs.is_some();
-        if special {
+        if special || !self.improvements.merge() {
             return None;
         }
         let wanted = self.choose_layout(params).ok()?;

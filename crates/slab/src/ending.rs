@@ -9,6 +9,7 @@ use flagstone_types::Nid;
 
 use crate::cache::Cache;
 use crate::caches::{CacheHandle, Caches};
+use crate::kmalloc::Found;
 
 /// A cache was not destroyed because objects are still with users.
 pub struct Busy<'c, H: Host> {
@@ -108,7 +109,12 @@ impl<H: Host> Caches<H> {
         let sequence = cache.sequence.retract();
         if let Some(sequence) = NonNull::new(sequence.cast::<u8>()) {
             // SAFETY: allocated by `kmalloc` when it was published.
-            unsafe { self.kfree(sequence) };
+            unsafe {
+                match self.find(sequence) {
+                    Ok(Found::Object(class)) => self.free_own(class, sequence),
+                    _ => self.kfree(sequence),
+                }
+            }
         }
         if let Some(run) = cache.memory.take() {
             self.frames.free_run(run);

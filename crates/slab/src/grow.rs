@@ -63,7 +63,7 @@ impl<H: Host> Caches<H> {
             .inspect_err(|_| {
                 if let (Some(cache), Some(object)) = (cache.index_cache, index_object) {
                     // SAFETY: the index object was allocated above.
-                    unsafe { self.free(cache.as_ref(), object) };
+                    unsafe { self.free_own(cache.as_ref(), object) };
                 }
             })?;
         let untouched = block.zero();
@@ -74,6 +74,10 @@ impl<H: Host> Caches<H> {
             host.populate(PfnRange::new(pfn, layout.order.pages()));
         }
         let base = host.frame_ptr(pfn);
+        if self.policy.layout.zeroed && !untouched {
+            // SAFETY: the block is ours and of so many bytes (M1).
+            unsafe { base.write_bytes(0, layout.order.bytes(H::PAGE_SHIFT)) };
+        }
         let colour = self.next_colour(cache, nid);
         // SAFETY: the colour, the objects and the index lie within the block (layout), which is ours (M1).
         let (objects, index) = unsafe {
@@ -203,6 +207,16 @@ impl<H: Host> Caches<H> {
         }
     }
 
+    /// Frees an object of a size class that was a structure of ours.
+    ///
+    /// # Safety
+    /// As for [`Caches::free`].
+    pub(crate) unsafe fn free_own(&self, cache: &Cache<H>, object: NonNull<u8>) {
+        self.host().returned(object, cache.layout.size as usize);
+        // SAFETY: as promised.
+        unsafe { self.free(cache, object) };
+    }
+
     /// Gives a slab's pages back.
     ///
     /// # Safety
@@ -219,14 +233,17 @@ impl<H: Host> Caches<H> {
         let Some((pfn, page)) = self.frames.head(pfn) else {
             return;
         };
-        host.tag(PfnRange::new(pfn, order.pages()), 0);
+        let frames = PfnRange::new(pfn, order.pages());
+        host.tag(frames, 0);
         page.set_kind(PageKind::Allocated);
-        // SAFETY: the block was taken apart in `grow` and is whole again.
-        self.frames
-            .free_pages(unsafe { PageBlock::from_raw(pfn, order) });
+        if host.reopen(frames) {
+            // SAFETY: the block was taken apart in `grow` and is whole again.
+            self.frames
+                .free_pages(unsafe { PageBlock::from_raw(pfn, order) });
+        }
         if let (Some(index_cache), Some(index)) = (cache.index_cache, NonNull::new(index)) {
             // SAFETY: the index of an off-slab layout is an object of that cache, and its slab is gone.
-            unsafe { self.free(index_cache.as_ref(), index) };
+            unsafe { self.free_own(index_cache.as_ref(), index) };
         }
     }
 }

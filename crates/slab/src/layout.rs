@@ -105,7 +105,7 @@ pub struct Layout {
     pub colours: u32,
     /// Bytes from one position to the next.
     pub colour_step: u32,
-    /// Bytes of the slab that hold neither an object nor its index.
+    /// Bytes of the slab that hold neither an object nor its index, beside the policy's tail.
     pub waste: u32,
 }
 
@@ -149,7 +149,9 @@ fn cut(
     let mut best: Option<Cut> = None;
     for order in policy.min_order..=largest {
         let order = Order::new(order)?;
-        let bytes = order.bytes(page_shift);
+        let Some(bytes) = order.bytes(page_shift).checked_sub(policy.tail) else {
+            continue;
+        };
         let entry = entry_bytes(bytes, size);
         let per_object = if on_slab { size + entry } else { size };
         let num = bytes / per_object;
@@ -217,7 +219,7 @@ pub fn choose(
     }
     let colour_step = align.max(policy.cache_line);
     let finish = |c: &Cut, place: IndexPlace, left: usize| {
-        let bytes = c.order.bytes(page_shift);
+        let bytes = c.order.bytes(page_shift) - policy.tail;
         let index = c.num * c.entry;
         let index_offset = match place {
             IndexPlace::Leftover | IndexPlace::Dedicated => (bytes - index) & !(c.entry - 1),
@@ -255,6 +257,7 @@ pub fn choose(
         return Ok(finish(&c, IndexPlace::InRecord, c.left));
     }
     if shape.may_overwrite
+        && policy.in_object
         && let Some(c) = cut(false, None)
         && c.num * c.entry <= shape.object_size
     {

@@ -8,6 +8,9 @@ const KERNEL: LayoutPolicy = LayoutPolicy {
     min_objects: 1,
     cache_line: 64,
     in_record: false,
+    in_object: true,
+    zeroed: false,
+    tail: 0,
 };
 
 fn shape(object_size: usize, align: usize) -> ObjectShape {
@@ -132,6 +135,9 @@ fn in_a_process_nothing_under_362_bytes_can_hold_its_own_index() {
         min_objects: 1,
         cache_line: 64,
         in_record: false,
+        in_object: true,
+        zeroed: false,
+        tail: 0,
     };
     for size in (16..=4096).step_by(8) {
         let l = choose(&shape(size, 8), &process, 12, 10, &no_class).unwrap();

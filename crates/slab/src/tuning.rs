@@ -20,6 +20,13 @@ pub struct LayoutPolicy {
     pub cache_line: usize,
     /// Whether slabs of 64 objects and fewer keep their index in their record instead of by the published rule.
     pub in_record: bool,
+    /// Whether the index may lie in a free object. Where it does, a program that writes to what it freed overwrites it.
+    pub in_object: bool,
+    /// Whether the memory of a new slab is to be zero. The core writes to no object unless it has an index in it.
+    pub zeroed: bool,
+    /// Bytes at the end of every slab that hold nothing, for a host that makes them inaccessible (`PhysMem::tag` tells it of the
+    /// frames); a multiple of 8, 0 for none.
+    pub tail: usize,
 }
 
 /// The arrays of a cache, in objects.
@@ -137,12 +144,18 @@ switches! {
     RANDOM_FREELIST random_freelist set_random_freelist = 4;
     /// Caches that are made from now on have CPU slabs, with the published limits, unless they are told otherwise.
     CPU_SLABS cpu_slabs set_cpu_slabs = 5;
+    /// Caches that are made from now on may share the slabs of another of the same shape.
+    MERGE merge set_merge = 6;
 }
 
 impl Default for Improvements {
     fn default() -> Self {
         Self(AtomicU32::new(
-            Self::LOCKLESS_LOOK | Self::REFILL_FIRST | Self::LOCKLESS_COLOUR | Self::RELEASE_ONCE,
+            Self::LOCKLESS_LOOK
+                | Self::REFILL_FIRST
+                | Self::LOCKLESS_COLOUR
+                | Self::RELEASE_ONCE
+                | Self::MERGE,
         ))
     }
 }

@@ -28,6 +28,9 @@ const POLICY: LayoutPolicy = LayoutPolicy {
     min_objects: 1,
     cache_line: 64,
     in_record: false,
+    in_object: true,
+    zeroed: false,
+    tail: 0,
 };
 /// The older rule put the index of objects from this size on into another cache.
 const OLD_OFF_SLAB: usize = 128;

@@ -315,6 +315,17 @@ unsafe impl<F: ArrayForm> PhysMem for ProcessWith<F> {
 
     fn tag(&self, frames: PfnRange, tag: u16) {
         reservation::set_tags(frames, tag);
+        if tag != 0 {
+            crate::harden::close(frames);
+        }
+    }
+
+    fn reopen(&self, frames: PfnRange) -> bool {
+        crate::harden::reopen(frames)
+    }
+
+    fn returned(&self, object: NonNull<u8>, bytes: usize) {
+        crate::harden::returned(object, bytes);
     }
 }
 

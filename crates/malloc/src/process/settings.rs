@@ -8,6 +8,7 @@ use core::fmt;
 use flagstone_types::{Bytes, Nanos};
 
 use crate::guard::{GuardParams, MOST_OBJECTS};
+use crate::harden::Features;
 
 /// How per-CPU arrays are made indivisible, as asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Settings {
     pub report_format: ReportFormat,
     reports: [u8; LONGEST_STATS],
     reports_length: Option<u16>,
+    /// Hardening (`FLAGSTONE_HARDEN=1` or names).
+    pub harden: Features,
     stats: [u8; LONGEST_STATS],
     stats_length: Option<u16>,
     live: [u8; LONGEST_STATS],
@@ -76,6 +79,7 @@ impl Settings {
         report_format: ReportFormat::Text,
         reports: [0; LONGEST_STATS],
         reports_length: None,
+        harden: Features::NONE,
         stats: [0; LONGEST_STATS],
         stats_length: None,
         live: [0; LONGEST_STATS],
@@ -182,6 +186,14 @@ impl Settings {
                 None => {
                     return Err(Refused::Malformed(
                         "0, 1, or a list of interval=MS and objects=1..65535",
+                    ));
+                }
+            },
+            b"HARDEN" => match Features::parse(value) {
+                Some(features) => self.harden = features,
+                None => {
+                    return Err(Refused::Malformed(
+                        "0, 1, or a list of random, guards, zero_free, zero_alloc, check_free, canary, encode and usercopy",
                     ));
                 }
             },

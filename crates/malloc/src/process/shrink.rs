@@ -75,7 +75,10 @@ pub(super) fn shrink(limit: usize) {
         slice.end.store(stop, Ordering::Relaxed);
         let is_single = range.slice_shift.load(Ordering::Relaxed) == 63;
         if core::ptr::eq(range, &raw const RANGES[0]) && is_single {
-            FAST.frames.store(stop, Ordering::Relaxed);
+            // With hardening the fast path has no frames.
+            if !crate::harden::shrink(stop) {
+                FAST.frames.store(stop, Ordering::Relaxed);
+            }
         }
         // SAFETY: P6, frames from `used` on are used by nobody, and `end` keeps them from being carved.
         let _ = unsafe { syscall::unmap((first + stop) << FRAME_SHIFT, cut << FRAME_SHIFT) };

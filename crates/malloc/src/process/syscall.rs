@@ -161,6 +161,21 @@ pub(crate) fn allow_writes(at: usize, length: usize) -> Result<(), Errno> {
     unsafe { call(libc::SYS_mprotect, [at, length, rights as usize, 0, 0, 0]) }.map(drop)
 }
 
+/// Takes all rights from memory.
+///
+/// # Safety
+/// Nobody uses that memory.
+pub(crate) unsafe fn forbid(at: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the caller answers for it.
+    unsafe {
+        call(
+            libc::SYS_mprotect,
+            [at, length, libc::PROT_NONE as usize, 0, 0, 0],
+        )
+    }
+    .map(drop)
+}
+
 /// Gives memory the right to be read.
 pub(crate) fn allow_reads(at: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: callers pass memory of this host that had no rights yet.

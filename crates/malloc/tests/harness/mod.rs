@@ -39,3 +39,22 @@ pub(crate) const FOUR_NODES: Mode = Mode {
     name: "four_nodes",
     variables: &[("FLAGSTONE_FAKE_NODES", "4")],
 };
+
+/// Every object is checked when it changes hands.
+pub(crate) const HARDENED: Mode = Mode {
+    name: "hardened",
+    variables: &[("FLAGSTONE_HARDEN", "1")],
+};
+
+/// The same where arrays are locked, by the other way of zeroing, in four nodes.
+pub(crate) const HARDENED_OTHERWISE: Mode = Mode {
+    name: "hardened_otherwise",
+    variables: &[
+        (
+            "FLAGSTONE_HARDEN",
+            "random,guards,zero_alloc,check_free,encode",
+        ),
+        ("GLIBC_TUNABLES", "glibc.pthread.rseq=0"),
+        ("FLAGSTONE_FAKE_NODES", "4"),
+    ],
+};

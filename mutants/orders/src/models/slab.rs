@@ -27,6 +27,9 @@ const POLICY: Policy = Policy {
         min_objects: 1,
         cache_line: 64,
         in_record: false,
+        in_object: true,
+        zeroed: false,
+        tail: 0,
     },
     arrays: |_| ArrayTuning {
         capacity: 4,
