@@ -18,6 +18,7 @@ mod cache;
 mod cache_list;
 mod caches;
 mod cpu_slabs;
+pub mod debug;
 mod drain;
 mod ending;
 mod fork;
@@ -53,3 +54,6 @@ pub use object_cache::{CacheBox, ObjectCache};
 pub use oom::{NodeUse, OutOfMemory, UnexpectedGfp};
 pub use placement::{NodeMask, NumaPolicy, Placement};
 pub use tuning::{ArrayTuning, BadFree, Improvements, LayoutPolicy, Policy};
+
+#[cfg(test)]
+extern crate std;
