@@ -218,6 +218,7 @@ pub const POLICY: Policy = Policy {
     alien_limit: 32,
     adaptive: true,
     bad_free: misuse::bad_free,
+ debug: flagstone_slab::DebugPolicy::NONE,
 };
 
 /// The largest object that comes from a cache.

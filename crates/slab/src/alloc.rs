@@ -120,6 +120,9 @@ impl<H: Host> Caches<H> {
             return Err(AllocError::OutOfMemory);
         }
         let object = self.alloc_from_nodes(cache, gfp, nid)?;
+        if let Some(shape) = &cache.debug {
+            self.debug_alloc(cache, shape, object, cache.object_size());
+        }
         if gfp.contains(Gfp::ZERO) {
             // SAFETY: the object is ours.
             unsafe { cache.clear(object) };
@@ -134,6 +137,46 @@ impl<H: Host> Caches<H> {
     #[cold]
     #[inline(never)]
     pub fn alloc_slow(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
+        self.alloc_sized_slow(cache, gfp, cache.object_size())
+    }
+
+    /// As [`Caches::alloc`] for a request of `size` bytes, at most an object's: where the cache is debugged, what lies behind them must not be
+    /// touched.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`].
+    #[inline]
+    pub fn alloc_sized(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        size: usize,
+    ) -> Result<NonNull<u8>, AllocError> {
+        let object = match cache.array.pop() {
+            Some(object) => object,
+            None => self.alloc_sized_slow(cache, gfp, size)?,
+        };
+        if gfp.contains(Gfp::ZERO) {
+            // SAFETY: the object is ours.
+            unsafe { cache.clear(object) };
+        }
+        Ok(object)
+    }
+
+    fn alloc_sized_slow(
+        &self,
+        cache: &Cache<H>,
+        gfp: Gfp,
+        size: usize,
+    ) -> Result<NonNull<u8>, AllocError> {
+        let object = self.alloc_unseen(cache, gfp)?;
+        if let Some(shape) = &cache.debug {
+            self.debug_alloc(cache, shape, object, size);
+        }
+        Ok(object)
+    }
+
+    fn alloc_unseen(&self, cache: &Cache<H>, gfp: Gfp) -> Result<NonNull<u8>, AllocError> {
         let gfp = self.fix_up(gfp);
         if cache.reasons.has(Reasons::INJECT | Reasons::PLACE) {
             if self.is_to_fail(cache, gfp) {

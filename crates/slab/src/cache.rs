@@ -9,6 +9,7 @@ use flagstone_host::Host;
 use flagstone_types::{FreeError, Gfp, Nid};
 
 use crate::caches::Caches;
+use crate::debug::Shape;
 use crate::layout::Layout;
 use crate::node::Node;
 use crate::random::Sequence;
@@ -109,6 +110,8 @@ pub struct Cache<H: Host> {
     /// Joined to the flags of every page request.
     pub(crate) gfp: Gfp,
     pub(crate) flags: CacheFlags,
+    /// What debugging keeps with each object, if the cache is debugged.
+    pub(crate) debug: Option<Shape>,
     pub(crate) usercopy: UserCopy,
     pub(crate) ctor: Option<Constructor>,
     pub(crate) name: Name,
@@ -143,8 +146,14 @@ impl<H: Host> Cache<H> {
     #[inline]
     pub(crate) unsafe fn clear(&self, object: NonNull<u8>) {
         if self.ctor.is_none() {
-            // SAFETY: as promised; an object has so many bytes.
-            unsafe { object.write_bytes(0, self.object_size()) };
+            // SAFETY: as promised; an object has so many bytes, of which the owner may touch what it asked for (S15).
+            unsafe {
+                let bytes = match &self.debug {
+                    Some(shape) => shape.requested(object).min(self.object_size()),
+                    None => self.object_size(),
+                };
+                object.write_bytes(0, bytes);
+            }
         }
     }
 
@@ -164,7 +173,7 @@ impl<H: Host> Cache<H> {
     /// spoken for.
     #[must_use]
     pub const fn usable_size(&self) -> usize {
-        if self.keeps_contents() {
+        if self.keeps_contents() || self.debug.is_some() {
             self.object_size as usize
         } else {
             self.layout.size as usize
@@ -180,6 +189,12 @@ impl<H: Host> Cache<H> {
     #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether its objects are debugged.
+    #[must_use]
+    pub const fn is_debugged(&self) -> bool {
+        self.debug.is_some()
     }
 
     /// The host's array behind the fast path.

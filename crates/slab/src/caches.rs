@@ -13,6 +13,7 @@ use flagstone_types::{AllocError, Gfp, Nid};
 use crate::alien::AlienCaches;
 use crate::cache::{Cache, CacheFlags, CacheLinks, Constructor, Name, UserCopy};
 use crate::cache_list::CacheList;
+use crate::debug::Shape;
 use crate::kmalloc::{Kmalloc, KmallocClass};
 use crate::layout::{self, IndexClass, IndexPlace, Layout, ObjectShape};
 use crate::node::Node;
@@ -251,7 +252,8 @@ impl<H: Host> Caches<H> {
             || params.ctor.is_some()
             || params.usercopy.size != 0
             || params.arrays.is_some()
-            || params.cpu_slabs.is_some();
+            || params.cpu_slabs.is_some()
+            || self.shape(params).is_some();
         if special || !self.improvements.merge() {
             return None;
         }
@@ -260,6 +262,7 @@ impl<H: Host> Caches<H> {
         let found = list.iter().find(|c| {
             c.layout == wanted
                 && !c.flags.no_merge
+                && c.debug.is_none()
                 && c.flags == params.flags
                 && c.ctor.is_none()
                 && c.usercopy.size == 0
@@ -273,13 +276,10 @@ impl<H: Host> Caches<H> {
         })
     }
 
-    fn choose_layout(&self, params: &CacheParams<'_>) -> Result<Layout, AllocError> {
-        let keeps = params.keeps_contents();
-        if params.size == 0
-            || !(params.align == 0 || params.align.is_power_of_two())
-            || params.flags.zero_on_free && (params.ctor.is_some() || params.flags.typesafe_by_rcu)
-        {
-            return Err(AllocError::InvalidArgument);
+    /// The alignment of objects without debugging; `None` for one that can not be.
+    fn align_of(&self, params: &CacheParams<'_>) -> Option<usize> {
+        if params.size == 0 || !(params.align == 0 || params.align.is_power_of_two()) {
+            return None;
         }
         let mut align = if params.align == 0 {
             size_of::<usize>()
@@ -293,14 +293,33 @@ impl<H: Host> Caches<H> {
             }
             align = align.max(line);
         }
+        Some(align)
+    }
+
+    fn choose_layout(&self, params: &CacheParams<'_>) -> Result<Layout, AllocError> {
+        let keeps = params.keeps_contents();
+        if params.size == 0
+            || !(params.align == 0 || params.align.is_power_of_two())
+            || params.flags.zero_on_free && (params.ctor.is_some() || params.flags.typesafe_by_rcu)
+        {
+            return Err(AllocError::InvalidArgument);
+        }
+        let mut align = self.align_of(params).ok_or(AllocError::InvalidArgument)?;
+        let debug = self.shape_for(params, align);
+        if let Some(debug) = &debug {
+            align = debug.align as usize;
+        }
         let shape = ObjectShape {
-            object_size: Self::link_offset(params)
-                .map_or(Some(params.size), |link| {
-                    link.checked_add(size_of::<usize>())
-                })
-                .ok_or(AllocError::TooLarge)?,
+            object_size: match &debug {
+                Some(debug) => debug.bytes as usize,
+                None => Self::link_offset(params)
+                    .map_or(Some(params.size), |link| {
+                        link.checked_add(size_of::<usize>())
+                    })
+                    .ok_or(AllocError::TooLarge)?,
+            },
             align,
-            may_overwrite: !keeps,
+            may_overwrite: !keeps && debug.is_none(),
             may_be_off_slab: true,
             reclaimable: params.flags.reclaimable,
         };
@@ -318,6 +337,26 @@ impl<H: Host> Caches<H> {
             H::MAX_ORDER,
             &class,
         )
+    }
+
+    /// What debugging keeps with objects of these parameters. The cache of caches is not debugged: reports are made with its help.
+    fn shape_for(&self, params: &CacheParams<'_>, align: usize) -> Option<Shape> {
+        self.cache_cache?;
+        let flags = (self.policy.debug.flags)(params.name);
+        // A link of the host's arrays lies behind objects whose contents matter.
+        let links = Self::link_offset(params).map_or(0, |at| at + size_of::<usize>());
+        Shape::new(
+            flags,
+            params.size.max(links),
+            align,
+            params.keeps_contents(),
+        )
+    }
+
+    /// As [`Caches::shape_for`] with the alignment that the objects have.
+    fn shape(&self, params: &CacheParams<'_>) -> Option<Shape> {
+        let align = self.align_of(params)?;
+        self.shape_for(params, align)
     }
 
     /// Where an array that links objects keeps its link if that may not be in the object itself (S7).
@@ -470,6 +509,7 @@ impl<H: Host> Caches<H> {
                         || params.cpu_slabs.is_some(),
                     ..params.flags
                 },
+                debug: self.shape(params),
                 usercopy: params.usercopy,
                 ctor: params.ctor,
                 name: Name::new(params.name),

@@ -69,6 +69,11 @@ impl<H: Host> Caches<H> {
         if outcome == Push::OnTop {
             return self.refuse(cache, object, FreeError::AlreadyFree);
         }
+        if let Some(shape) = &cache.debug
+            && !self.debug_free(cache, shape, object)
+        {
+            return;
+        }
         let host = self.host();
         let cpu = host.current_cpu();
         let nid = host.current_node();

@@ -81,7 +81,8 @@ impl<H: Host> Caches<H> {
         let colour = self.next_colour(cache, nid);
         // SAFETY: the colour, the objects and the index lie within the block (layout), which is ours (M1).
         let (objects, index) = unsafe {
-            let objects = base.add(colour as usize * layout.colour_step as usize);
+            let left = cache.debug.map_or(0, |shape| shape.left);
+            let objects = base.add(colour as usize * layout.colour_step as usize + left as usize);
             let index = match (layout.place, index_object) {
                 (IndexPlace::InObject, _) => objects
                     .add((layout.num as usize - 1) * layout.size as usize)
@@ -114,6 +115,11 @@ impl<H: Host> Caches<H> {
             if let Some(ctor) = cache.ctor {
                 for i in 0..layout.num as usize {
                     ctor(objects.add(i * layout.size as usize)); // S7
+                }
+            }
+            if let Some(shape) = &cache.debug {
+                for i in 0..layout.num as usize {
+                    self.debug_make(cache, shape, objects.add(i * layout.size as usize)); // S15
                 }
             }
             if self.improvements.random_freelist() {

@@ -18,7 +18,7 @@ mod cache;
 mod cache_list;
 mod caches;
 mod cpu_slabs;
-pub mod debug;
+mod debug;
 mod drain;
 mod ending;
 mod fork;
@@ -45,6 +45,7 @@ mod validate;
 
 pub use cache::{Cache, CacheFlags, Constructor, UserCopy};
 pub use caches::{CacheHandle, CacheParams, Caches};
+pub use debug::{DebugFlags, DebugOptions, DebugPolicy};
 pub use drain::Reaped;
 pub use ending::Busy;
 pub use info::SlabInfo;

@@ -5,6 +5,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use flagstone_types::FreeError;
 
+use crate::debug::DebugPolicy;
+
 /// How slabs are cut; see [`crate::layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutPolicy {
@@ -101,6 +103,8 @@ pub struct Policy {
     /// (a process aborts); if it does, the pointer is dropped. Called with no lock of the core held, by who freed the pointer or by whoever
     /// held the list of caches then; it may come while arrays are stopped.
     pub bad_free: fn(&BadFree<'_>),
+    /// Which caches are debugged, and where what is found goes.
+    pub debug: DebugPolicy,
 }
 
 /// Published improvements of the slow paths, each of which can be switched off

@@ -23,6 +23,8 @@ impl Reasons {
     pub(crate) const INJECT: u32 = 1 << 1;
     /// Its objects are placed by a policy.
     pub(crate) const PLACE: u32 = 1 << 2;
+    /// Its objects are debugged.
+    pub(crate) const DEBUG: u32 = 1 << 3;
 
     pub(crate) const fn new(bits: u32) -> Self {
         Self(AtomicU32::new(bits))
@@ -39,6 +41,9 @@ impl<H: Host> Cache<H> {
     /// Gives a new cache the reasons that hold for it when it is put on the list.
     pub(crate) fn begin_unarrayed(&mut self, list: &CacheList<H>) {
         let mut bits = inject::reasons_of(self, &list.inject);
+        if self.debug.is_some() {
+            bits |= Reasons::DEBUG;
+        }
         if list.placed {
             bits |= Reasons::PLACE;
         }

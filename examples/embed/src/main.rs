@@ -18,9 +18,7 @@ mod waiting;
 
 use flagstone_frames::Frames;
 use flagstone_host::{LockClass, Machine, PageMap};
-use flagstone_slab::{
-    ArrayTuning, BadFree, CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy, SlabInfo,
-};
+use flagstone_slab::{DebugPolicy, ArrayTuning, BadFree, CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy, SlabInfo,};
 use flagstone_types::{AllocError, Gfp, Order};
 
 /// The machine as a value. It has no size: everything is in statics.
@@ -49,6 +47,7 @@ const POLICY: Policy = Policy {
     bad_free: |bad: &BadFree<'_>| {
         println!("wrong free ({}): {}", bad.cache, bad.error);
     },
+    debug: DebugPolicy::NONE,
 };
 
 fn main() -> Result<(), AllocError> {

@@ -125,6 +125,7 @@ fn whoever_is_told_of_a_bad_free_may_take_every_lock() {
     let machine: &'static Machine = Box::leak(Box::new(Machine::builder().cpus(1).build()));
     let policy = Policy {
         bad_free: use_the_heap,
+        debug: flagstone_slab::DebugPolicy::NONE,
         ..Flavour::Tiny.policy()
     };
     let caches = ledger::boot(machine, policy);

@@ -184,6 +184,7 @@ impl Flavour {
             alien_limit: if self == Self::Tiny { 3 } else { 12 },
             adaptive: self == Self::Process,
             bad_free: note_bad_free,
+            debug: flagstone_slab::DebugPolicy::NONE,
         }
     }
 }
