@@ -138,6 +138,11 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "FILE|json", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub(crate) stats: Option<OsString>,
 
+    /// Debug the heap's objects: red zones, poison, who allocated and freed them, checks at each allocation and free. OPTIONS are as
+    /// those of Linux's slub_debug: letters F (checks), Z (red zones), P (poison), U (users), then names of caches (FZ,malloc-64)
+    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, require_equals = true, default_missing_value = "FZPU")]
+    pub(crate) debug: Option<OsString>,
+
     /// Give an allocation now and then pages of its own that can not be overrun or used after free unnoticed: one in each interval
     /// (100 ms), among so many objects at most (255)
     #[arg(long, value_name = "interval=MS,objects=N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]

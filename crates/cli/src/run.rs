@@ -139,6 +139,7 @@ fn flags(options: &RunOptions) -> Vec<Flag<'_>> {
     vec![
         Flag::new("FLAGSTONE_GUARD", &options.guard, false),
         Flag::new("FLAGSTONE_HARDEN", &options.harden, false),
+        Flag::new("FLAGSTONE_DEBUG", &options.debug, true),
     ]
 }
 

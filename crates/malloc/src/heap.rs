@@ -21,7 +21,7 @@ use crate::classes::{self, CLASSES, COARSE, COARSE_MAX, COARSE_STEP, FINE, FINE_
 use crate::growth::GROWTH;
 use crate::process::Process;
 use crate::process::fast::TAG_SHIFT;
-use crate::{fork, misuse};
+use crate::{debug, fork, misuse};
 
 /// Where the array for each number of granules and of coarse steps is in every slice, in bytes; 0 until the heap is up.
 #[repr(C, align(64))]
@@ -104,6 +104,7 @@ fn start() -> Result<&'static Caches<Process>, AllocError> {
             if let Some(guard) = &caches.host().settings().guard {
                 crate::guard::start(guard);
             }
+            debug::report_unknown();
             crate::choices::apply(caches);
             Ok(caches)
         }
@@ -133,7 +134,13 @@ fn publish_classes(caches: &Caches<Process>) {
     for (class, place) in BY_CLASS.iter().enumerate() {
         if let Some(cache) = caches.class_cache(class) {
             let tag = cache.array().tag() as usize;
-            USABLE[tag].store(cache.usable_size() as u32, Ordering::Relaxed);
+            // What a debugged object's user may touch is what was asked for, which its slab knows.
+            let usable = if cache.is_debugged() {
+                0
+            } else {
+                cache.usable_size() as u32
+            };
+            USABLE[tag].store(usable, Ordering::Relaxed);
             place.store((tag << TAG_SHIFT) as u32, Ordering::Relaxed);
         }
     }
@@ -218,7 +225,7 @@ pub const POLICY: Policy = Policy {
     alien_limit: 32,
     adaptive: true,
     bad_free: misuse::bad_free,
- debug: flagstone_slab::DebugPolicy::NONE,
+    debug: debug::POLICY,
 };
 
 /// The largest object that comes from a cache.

@@ -7,6 +7,7 @@
 mod ageing;
 mod choices;
 pub mod classes;
+mod debug;
 mod direct;
 pub mod entry;
 mod fork;

@@ -225,6 +225,15 @@ impl<T: fmt::Display> fmt::Display for JsonString<T> {
     }
 }
 
+/// Calls `then` with the path of the module that an address is in, and the address that the module's file has for it.
+pub(crate) fn with_module(address: usize, then: impl FnOnce(&str, usize)) {
+    if let Some((module, offset)) = Module::of(address) {
+        // A path that is no text is cut where it stops being one.
+        let path = module.bytes().utf8_chunks().next();
+        then(path.map_or("?", |chunk| chunk.valid()), offset);
+    }
+}
+
 /// The path of a module.
 #[allow(
     clippy::large_enum_variant,

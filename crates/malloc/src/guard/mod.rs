@@ -31,8 +31,6 @@ use core::ptr::NonNull;
 
 use flagstone_types::Nanos;
 
-use crate::process::syscall;
-
 pub use fault::{Handler, replace_handler};
 pub(crate) use gate::{is_armed, tick};
 pub use pool::Statistics;
@@ -129,9 +127,4 @@ pub(crate) unsafe fn unlock_after_fork() {
 /// In the child of a fork: a thread that is gone may have been opening or closing the gate.
 pub(crate) fn after_fork() {
     gate::after_fork();
-}
-
-fn thread_id() -> u32 {
-    // SAFETY: has no effect on memory.
-    unsafe { syscall::call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }

@@ -9,9 +9,9 @@ use flagstone_types::Nanos;
 
 use crate::process::{Lock, Process, syscall};
 
+use super::Guarded;
 use super::coverage::{Coverage, StackHash};
 use super::notice::{Cause, Notice};
-use super::{Guarded, thread_id};
 
 /// The system's page size in bytes.
 pub(super) const PAGE: usize = 4096;
@@ -48,7 +48,7 @@ impl Trace {
         let host = Process::start();
         let mut trace = Self::NONE;
         trace.depth = host.backtrace(&mut trace.frames);
-        trace.thread = thread_id();
+        trace.thread = syscall::thread_id();
         trace.cpu = host.current_cpu().0;
         trace.when = host.now();
         trace

@@ -28,7 +28,7 @@ mod places;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use flagstone_host::Entropy;
+use flagstone_host::{Entropy, Level, Log};
 use flagstone_slab::{Caches, LayoutPolicy};
 
 use crate::process::Process;
@@ -88,6 +88,16 @@ pub(crate) fn start(caches: &Caches<Process>) {
         caches.improvements().set_random_freelist(true);
     }
     if !wanted.intersects(Features::OBJECTS) {
+        return;
+    }
+    if host.settings().debug().is_some() {
+        // Both keep something of their own behind an object, and debugging finds all that these would.
+        host.log(
+            Level::Warning,
+            format_args!(
+                "setting FLAGSTONE_HARDEN: what is about objects is left to FLAGSTONE_DEBUG"
+            ),
+        );
         return;
     }
     // Objects of a class belong to the hardened path alone (D3).

@@ -427,10 +427,11 @@ impl<F: ArrayForm> Log for ProcessWith<F> {
 }
 
 impl<F: ArrayForm> Backtrace for ProcessWith<F> {
-    // Inlined, so that the first address is that of the call of this.
+    // The first address is that of the program's call, where the library is one of its own; else, by inlining, that of the call of this.
     #[inline(always)]
     fn backtrace(&self, into: &mut [usize]) -> usize {
-        unwind::backtrace(into)
+        let depth = unwind::backtrace(into);
+        crate::debug::program_frames(into, depth)
     }
 }
 

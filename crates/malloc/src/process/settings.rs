@@ -64,6 +64,8 @@ pub struct Settings {
     live_length: Option<u16>,
     inject: [u8; LONGEST_STATS],
     inject_length: Option<u16>,
+    debug: [u8; LONGEST_STATS],
+    debug_length: Option<u16>,
     numa: [u8; LONGEST_STATS],
     numa_length: Option<u16>,
 }
@@ -86,6 +88,8 @@ impl Settings {
         live_length: None,
         inject: [0; LONGEST_STATS],
         inject_length: None,
+        debug: [0; LONGEST_STATS],
+        debug_length: None,
         numa: [0; LONGEST_STATS],
         numa_length: None,
     };
@@ -108,6 +112,12 @@ impl Settings {
     #[must_use]
     pub fn live(&self) -> Option<&[u8]> {
         self.live_length.map(|n| &self.live[..n as usize])
+    }
+
+    /// Which caches are debugged, and how (`FLAGSTONE_DEBUG`), as given; `None` if none is.
+    #[must_use]
+    pub fn debug(&self) -> Option<&[u8]> {
+        self.debug_length.map(|n| &self.debug[..n as usize])
     }
 
     /// What is to fail on purpose (`FLAGSTONE_INJECT`), as given.
@@ -208,6 +218,7 @@ impl Settings {
                 }
             }
             b"LIVE" => keep(value, &mut self.live, &mut self.live_length)?,
+            b"DEBUG" => keep(value, &mut self.debug, &mut self.debug_length)?,
             b"INJECT" => keep(value, &mut self.inject, &mut self.inject_length)?,
             b"NUMA" => keep(value, &mut self.numa, &mut self.numa_length)?,
             // Of the tests, which run programs under the library.

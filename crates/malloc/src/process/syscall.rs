@@ -267,6 +267,12 @@ pub(crate) fn futex_wake(word: &core::sync::atomic::AtomicU32, how_many: u32) {
     };
 }
 
+/// The number that the system has for this thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: has no effect on memory.
+    unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
 /// Lets another thread run.
 pub(crate) fn yield_now() {
     // SAFETY: has no effect on memory.
