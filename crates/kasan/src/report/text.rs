@@ -114,7 +114,11 @@ impl<'r> Text<'r> {
 
     fn who(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let by = &self.report.by;
-        writeln!(f, "CPU: {} PID: {} Comm: {}", by.cpu, by.task, by.name)?;
+        write!(f, "CPU: {} PID: {}", by.cpu, by.task)?;
+        if !by.name.is_empty() {
+            write!(f, " Comm: {}", by.name)?;
+        }
+        writeln!(f)?;
         writeln!(f, "Call Trace:")?;
         self.stack(f, by.stack)
     }

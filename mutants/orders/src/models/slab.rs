@@ -21,6 +21,7 @@ const CLASSES: &[KmallocClass] = &[KmallocClass {
 }];
 
 const POLICY: Policy = Policy {
+    debug: flagstone_slab::DebugPolicy::NONE,
     layout: LayoutPolicy {
         min_order: 0,
         max_order: 1,
