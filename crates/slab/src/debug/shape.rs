@@ -104,7 +104,9 @@ mod tests {
             for size in 1..3000 {
                 for align in [1, 8, 16, 64, 4096] {
                     let shape = Shape::new(flags, size, align, false).unwrap();
-                    assert!(shape.left as usize % align == 0 && shape.meta as usize >= size);
+                    assert!(
+                        (shape.left as usize).is_multiple_of(align) && shape.meta as usize >= size
+                    );
                     assert_eq!(shape.meta as usize % align_of::<Meta>(), 0);
                     assert!(shape.align as usize >= align);
                     if shape.has_zones() {
