@@ -1,4 +1,4 @@
-//! Builds the shared library and hands it to the command, which carries it inside.
+//! Builds the shared libraries and hands them to the command, which carries them inside.
 //!
 //! The library is built by a nested cargo, because it needs another profile than the command
 //! (`panic = "abort"`, whole-program optimisation) whatever profile the command is built in. The
@@ -11,7 +11,11 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PACKAGE: &str = "flagstone-preload";
+/// What is built: the package, its library without prefix and ending, and what the command calls it.
+const LIBRARIES: &[(&str, &str, &str)] = &[
+    ("flagstone-preload", "flagstone_preload", "MALLOC"),
+    ("flagstone-usercopy", "flagstone_usercopy", "USERCOPY"),
+];
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Variables of the outer cargo that the nested one keeps: where things are, how to reach the
@@ -48,17 +52,27 @@ fn main() {
     build(&workspace, &target_dir);
 
     let release = target_dir.join(TARGET).join("release");
-    let library = release.join("libflagstone_preload.so");
-    let bytes = std::fs::read(&library).unwrap_or_else(|e| panic!("{}: {e}", library.display()));
-    for source in sources(&release.join("libflagstone_preload.d"), &workspace) {
-        println!("cargo::rerun-if-changed={}", source.display());
-    }
     // A file rather than variables for rustc: cargo shows those to the programs that it runs as well.
-    let embedded = format!(
-        "static BYTES: &[u8] = include_bytes!({:?});\nconst NAME: &str = \"libflagstone-{:016x}.so\";\n",
-        library,
-        fnv1a(&bytes)
-    );
+    let mut embedded = String::new();
+    for (_, name, constant) in LIBRARIES {
+        let library = release.join(format!("lib{name}.so"));
+        let bytes =
+            std::fs::read(&library).unwrap_or_else(|e| panic!("{}: {e}", library.display()));
+        for source in sources(&release.join(format!("lib{name}.d")), &workspace) {
+            println!("cargo::rerun-if-changed={}", source.display());
+        }
+        let file = match *constant {
+            "MALLOC" => format!("libflagstone-{:016x}.so", fnv1a(&bytes)),
+            other => format!(
+                "libflagstone-{}-{:016x}.so",
+                other.to_lowercase(),
+                fnv1a(&bytes)
+            ),
+        };
+        embedded += &format!(
+            "pub(crate) static {constant}: Embedded = Embedded {{ bytes: include_bytes!({library:?}), name: {file:?} }};\n"
+        );
+    }
     std::fs::write(out.join("embedded.rs"), embedded)
         .unwrap_or_else(|e| panic!("embedded.rs: {e}"));
 }
@@ -74,14 +88,12 @@ fn build(workspace: &Path, target_dir: &Path) {
     }
     let status = cargo
         .current_dir(workspace)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            PACKAGE,
-            "--target",
-            TARGET,
-        ])
+        .args(["build", "--release", "--target", TARGET])
+        .args(
+            LIBRARIES
+                .iter()
+                .flat_map(|(package, ..)| ["--package", package]),
+        )
         .args([
             "--config",
             "profile.release.panic=\"abort\"",
@@ -94,7 +106,7 @@ fn build(workspace: &Path, target_dir: &Path) {
         .unwrap_or_else(|e| panic!("cargo can not be started: {e}"));
     assert!(
         status.success(),
-        "the shared library ({PACKAGE}) does not build: {status}"
+        "the shared libraries do not build: {status}"
     );
 }
 

@@ -1,4 +1,4 @@
-//! The shared library inside this binary, and the file it is unpacked to.
+//! The shared libraries inside this binary, and the files they are unpacked to.
 //!
 //! The dynamic loader wants a file, so the library is unpacked to a per-user cache under a name that
 //! contains a hash of its contents. Whatever file is there is compared with the embedded bytes before
@@ -19,7 +19,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-// BYTES: the shared library as built with this command; NAME: the name of its file.
+/// A shared library as built with this command.
+#[derive(Debug)]
+pub(crate) struct Embedded {
+    bytes: &'static [u8],
+    /// The name of its file.
+    name: &'static str,
+}
+
+// MALLOC: the one that programs run on; USERCOPY: the one that checks copies.
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 /// Puts the library where the loader can find it.
@@ -27,9 +35,17 @@ include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 /// # Errors
 /// Every folder that could hold it, with the reason why it can not.
 pub(crate) fn unpack() -> Result<PathBuf> {
+    unpack_one(&MALLOC)
+}
+
+/// The same of one of them.
+///
+/// # Errors
+/// As [`unpack`].
+pub(crate) fn unpack_one(library: &Embedded) -> Result<PathBuf> {
     let mut refusals = Vec::new();
     for folder in folders(|name| std::env::var_os(name).map(PathBuf::from)) {
-        match prepare(&folder).and_then(|()| place(&folder, NAME, BYTES)) {
+        match prepare(&folder).and_then(|()| place(&folder, library.name, library.bytes)) {
             Ok(path) => return Ok(path),
             Err(error) => refusals.push(format!("{}: {error:#}", folder.display())),
         }

@@ -72,9 +72,15 @@ fn start(options: &RunOptions) -> Result<u8, Failure> {
         .arg0(name)
         .args(arguments)
         .envs(variables.iter().copied());
+    let mut preload = of_program("LD_PRELOAD");
+    if options.harden.as_deref().is_some_and(checks_copies) {
+        let checks = library::unpack_one(&library::USERCOPY)
+            .map_err(|error| Failure::own(format!("{error:#}")))?;
+        preload = Some(library::preload_list(&checks, preload.as_deref()));
+    }
     command.env(
         "LD_PRELOAD",
-        library::preload_list(&library, of_program("LD_PRELOAD").as_deref()),
+        library::preload_list(&library, preload.as_deref()),
     );
     if let Some(stats) = &options.stats {
         command.env("FLAGSTONE_STATS", stats_setting(stats)?);
@@ -132,6 +138,12 @@ impl<'a> Flag<'a> {
             reports,
         }
     }
+}
+
+/// Whether a value of `--harden` has the checks of copies, which are a library of their own.
+fn checks_copies(value: &OsStr) -> bool {
+    let mut names = value.as_bytes().split(|byte| *byte == b',');
+    names.any(|name| name == b"1" || name == b"usercopy")
 }
 
 /// The options that become settings: a line for each.
