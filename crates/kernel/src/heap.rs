@@ -34,7 +34,7 @@ pub(crate) fn boot() -> Result<&'static Caches<Kernel>, AllocError> {
         alien_limit: 12,
         adaptive: false,
         bad_free: report_bad_free,
- debug: flagstone_slab::DebugPolicy::NONE,
+        debug: flagstone_slab::DebugPolicy::NONE,
     };
     let caches: &'static Caches<Kernel> =
         Caches::boot(Frames::new(Kernel)?, policy, KERNEL_CLASSES)?;

@@ -18,7 +18,10 @@ mod waiting;
 
 use flagstone_frames::Frames;
 use flagstone_host::{LockClass, Machine, PageMap};
-use flagstone_slab::{DebugPolicy, ArrayTuning, BadFree, CacheParams, Caches, KERNEL_CLASSES, LayoutPolicy, Policy, SlabInfo,};
+use flagstone_slab::{
+    ArrayTuning, BadFree, CacheParams, Caches, DebugPolicy, KERNEL_CLASSES, LayoutPolicy, Policy,
+    SlabInfo,
+};
 use flagstone_types::{AllocError, Gfp, Order};
 
 /// The machine as a value. It has no size: everything is in statics.
