@@ -93,8 +93,8 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
         }
     }
 
-    /// As `edit`, on a unit that sets the dirty bit of entries that have gone (I6). What was present was invalidated when it was taken out, under the lock that is
-    /// still held: the gather has nothing to note.
+    /// As `edit`, on a unit that sets the dirty bit of entries that have gone (I6). What was present was invalidated when it was taken out; the gather
+    /// invalidates once more, as for any other unit: a second time is what this erratum costs everywhere, and nothing is argued from the first.
     #[cold]
     fn edit_in_two_steps<L: TableLevel>(
         &mut self,
@@ -116,6 +116,9 @@ impl<H: TableHost, F: Format, M: Mode, O: Owner, R: Rule> Change<'_, '_, '_, H, 
                 locked.set(first + n, new);
             } else if new != old {
                 locked.overwrite(first + n, new);
+            }
+            if flush::is_needed(old, new) {
+                self.gather.note(at, at + size, L::LEVEL);
             }
         }
         done
