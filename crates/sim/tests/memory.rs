@@ -118,6 +118,7 @@ fn policy(tiny: bool) -> Policy {
         alien_limit: if tiny { 3 } else { 12 },
         adaptive: false,
         bad_free,
+        debug: flagstone_slab::DebugPolicy::NONE,
     }
 }
 
