@@ -17,7 +17,7 @@ impl Features {
     pub const CHECK_FREE: Self = Self(1 << 4);
     /// Secret words behind live objects and in freed ones.
     pub const CANARY: Self = Self(1 << 5);
-    /// The numbers of free objects are kept where owners do not reach them, and encoded by a secret.
+    /// The numbers of free objects are kept where owners of objects do not reach them.
     pub const ENCODE: Self = Self(1 << 6);
     /// Copies to and from the kernel, and by the C library's functions, must not span objects.
     pub const USERCOPY: Self = Self(1 << 7);
