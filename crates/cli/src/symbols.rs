@@ -297,7 +297,9 @@ mod tests {
 
     #[test]
     fn a_function_of_this_program_is_found_with_its_line() {
-        let line = flagstone_test_of_a_line();
+        // By its address, so that it is not only inlined.
+        let function: extern "C" fn() -> u32 = flagstone_test_of_a_line;
+        let line = std::hint::black_box(function)();
         let program = std::env::current_exe().unwrap();
         let bytes = std::fs::read(&program).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
