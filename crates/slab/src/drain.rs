@@ -56,7 +56,7 @@ impl<H: Host> Caches<H> {
     }
 
     /// Empties the arrays of every CPU; returns how many slabs were released on the way.
-    fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) -> usize {
+    pub(crate) fn drain_stopped(&self, stopped: &H::Stopped, cache: &Cache<H>) -> usize {
         let filled = |cpu: &u32| cache.array.len(CpuId(*cpu)) != 0;
         let cpus = (0..self.host().possible_cpus()).filter(filled);
         self.drain_cpus(stopped, cache, cpus)
