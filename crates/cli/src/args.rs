@@ -125,8 +125,9 @@ pub(crate) struct PtdumpOptions {
 
 /// Run a program with its heap on Flagstone's object caches.
 ///
-/// The program becomes this process: its exit status and signals are its own. LD_PRELOAD and the
-/// settings are inherited by the programs that it starts.
+/// The program becomes this process: its exit status and signals are its own. Where reports are
+/// shown with functions and lines (--reports, --debug and the like) it is a child, and this process
+/// ends as it does. LD_PRELOAD and the settings are inherited by the programs that it starts.
 ///
 /// Exit status: 127 if there is no such program; 126 if it can not be executed, or if preloading
 /// can not apply to it (static, set-user-ID, set-group-ID or with file capabilities, another
